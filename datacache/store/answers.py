@@ -55,7 +55,7 @@ class TooMuchError(Exception):
 
 def pieces(answer: urllib3.BaseHTTPResponse) -> Iterator[bytes]:
     """Yield the body as it comes, unpacked, never more than 64 KiB at a time, however well it is packed. `DecodeError`
-    where it is packed in a way that nobody asked for."""
+    where it is packed in a way that was not asked for."""
     encoding = answer.headers.get("Content-Encoding", "").strip().lower()
     # read1: what has come, not a full buffer; a server that sends a byte a second would pass every timeout of a read.
     raw = iter(lambda: answer.read1(_PIECE, decode_content=False), b"")
@@ -110,7 +110,7 @@ class _BoundedHttp(HTTPConnection):
 
 
 class _BoundedHttps(_BoundedHttp, HTTPSConnection):
-    """The same over TLS."""
+    """A `_BoundedHttp` over TLS."""
 
 
 def bounded_pools() -> dict[str, type[HTTPConnectionPool]]:

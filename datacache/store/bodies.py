@@ -18,7 +18,7 @@ from datacache.store.checksums import TALLY, Checksum, Running, md5_etags, misma
 from datacache.store.retry import DAMAGED_AGAIN
 
 CHUNK_BYTES = 2**18
-"""What is read at a time: small enough to stay in a core's cache on its way from one read to one send."""
+"""Bytes read at a time: small enough to stay in a core's cache on its way from one read to one send."""
 
 
 class Body(Protocol):
@@ -40,7 +40,7 @@ class BodyFile:
         self._body = body
         self._position = 0
         self.error: BaseException | None = None
-        """What reading it has raised last: urllib3 takes an `OSError` for one of the connection."""
+        """The error that reading it has raised last: urllib3 takes an `OSError` for one of the connection."""
         self._buffer = bytearray(min(CHUNK_BYTES, len(body)))
 
     def read(self, size: int = CHUNK_BYTES) -> memoryview:

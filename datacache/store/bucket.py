@@ -1,4 +1,4 @@
-"""What a live, read-write bucket can do beyond `ObjectStore`: folders, metadata, conditions, uploads in parts.
+"""The abilities of a live, read-write bucket beyond `ObjectStore`: folders, metadata, conditions, uploads in parts.
 
 The protocol that `writeback/` writes through. A backend raises only `core.errors`, never retries by itself (the
 uploader decides that), and keeps no request open between calls. All calls are safe from several threads.
@@ -45,7 +45,7 @@ class FolderPage(NamedTuple):
 
 
 class LiveObject(NamedTuple):
-    """What the store knows of one object. `metadata` has lower-case names without the store's prefix
+    """The store's knowledge of one object. `metadata` has lower-case names without the store's prefix
     (`x-amz-meta-`)."""
 
     info: ObjectInfo

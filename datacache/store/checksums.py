@@ -1,6 +1,6 @@
 """Checksums that stores keep of their objects: how they are said, computed and compared.
 
-Used by the backends for every object they read whole, and through `ObjectStore.checksum` by whoever reads one in
+Used by the backends for every object they read whole, and through `ObjectStore.checksum` by code that reads one in
 pieces (`store/bodies.py`). What is checked, and what cannot be, is in docs/SEMANTICS.md. Any thread.
 """
 

@@ -221,7 +221,7 @@ def from_status(status: int, code: str, url: str, *, store: str, region: str = "
 
 
 def address_refused(exc: ClosedAddressError, url: str) -> AddressRefusedError:
-    """Return the error for an endpoint that whoever named it may not choose."""
+    """Return the error for an endpoint whose address is refused to the tenant that named it."""
     hint = (
         "An endpoint of a volume's Secret has to be public, unless an administrator allows it: DATACACHE_ALLOW_NETWORK "
         "takes hosts and networks."

@@ -1,8 +1,8 @@
 """Opening stores: the one place that knows which backend serves which URL.
 
 `open_store` is for one store, such as the one that a snapshot is made from; `Stores` is for readers of several: the
-daemon, a reader. Opening connects to nothing and imports only the backend that it needs. Whoever opens a store closes
-it. After `fork()` a store may be used on: children connect anew.
+daemon, a reader. Opening connects to nothing and imports only the backend that it needs. The caller that opens a store
+closes it. After `fork()` a store may be used on: children connect anew.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ UNREACHED_S = 3.0
 """Time for which a call is tried against an address where nobody was ever met."""
 _ASKED_LATELY_S = 60.0
 TELL_AFTER_S = 2.0
-"""A store that does not answer for so long is told about: who waits wants to know what for."""
+"""The log names a store that has not answered for so long: users want to know what they wait for."""
 DAMAGED_AGAIN = 3
 """So often an object that came with wrong bytes is asked for again."""
 _LAST_CHANCE_S = 5.0
@@ -170,7 +170,7 @@ class Silence(NamedTuple):
 class RetryingStore:
     """A store that retries another one. Every operation is safe to repeat, writes included (whole objects
     only). An outage is logged, once for all calls that wait for its end, and remembered (`core.breaker`): one of them
-    asks, the others wait for that, and who comes when it has lasted for the whole deadline fails soon."""
+    asks, the others wait for that, and calls that come when it has lasted for the whole deadline fail soon."""
 
     def __init__(
         self,
@@ -182,7 +182,7 @@ class RetryingStore:
         sleep: Sleep = time.sleep,
     ) -> None:
         """`peer` names whom the store's calls meet (its URL, unless one URL means several servers); asked for once.
-        `met` knows who was met before; without it every store is waited for as if it had been."""
+        `met` knows the peers met before; without it every store is waited for as if it had been."""
         self.inner = store
         self._peer = functools.cache(peer or (lambda: store.url))
         self._peers = met

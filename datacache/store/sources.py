@@ -1,6 +1,6 @@
 """Which stores the objects of snapshots may be read from: the setting `sources`.
 
-Whoever writes the catalog says in a manifest where a snapshot's bytes lie. A process that reads for others (a node's
+The writers of a catalog say in a manifest where a snapshot's bytes lie. A process that reads for others (a node's
 daemon and mounts, for its pods) reads only what its administrator has named; asked by `Stores` before each read, by the
 object's own address, so it makes no difference by which way a reference came. Pure values; any thread.
 """

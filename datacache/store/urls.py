@@ -1,4 +1,4 @@
-"""What a user types for a place, cut into the store and the keys under it.
+"""Cuts what a user types for a place into the store and the keys under it.
 
 Used where URLs come in (commands, `open_snapshot`, JSON lines). Keys are taken literally: nothing is
 percent-decoded and no `..` is resolved in a bucket, because those are legal keys. Pure functions, any

@@ -42,7 +42,7 @@ class Draft:
         self.attributes = attributes
         self._buffer: bytearray | None = bytearray(data)
         self._broken: StagingError | None = None
-        # Whoever reads it in a thread keeps it open, so that its descriptor is not another file's meanwhile.
+        # A thread that reads it keeps it open, so that its descriptor is not another file's meanwhile.
         self._file: io.FileIO | None = None
         self._number = -1
         self.size = len(data)

@@ -1,4 +1,4 @@
-"""What is pending, in memory and durable: the file system changes it, the uploader works it off.
+"""All that is pending, in memory and durable: the file system changes it, the uploader works it off.
 
 `WriteBack` puts overlay, journal and staged files together. A change is `record`ed: it is in the overlay at once, and
 durable when `commit` has returned for its ticket. Whatever takes bytes away (a staged file that nothing refers to any
@@ -378,7 +378,7 @@ class WriteBack:
 
     def own_version(self, metadata: Mapping[str, str], pending: Pending) -> int | None:
         """Return the version of this key that an object was made of, if this area wrote it since the key began to
-        differ. An older one was edited by somebody who kept the metadata."""
+        differ. An older one was edited by a program that kept the metadata."""
         area, _, rest = metadata.get(WRITER, "").partition("-")
         version, _, stamp = rest.partition("-")
         if area != self.area.id or stamp != self._stamp(pending.key) or not (version.isascii() and version.isdigit()):

@@ -1,4 +1,4 @@
-"""What is pending: one bucket key's difference between what we acknowledged and what the bucket has.
+"""Pending changes: one bucket key's difference between what we acknowledged and what the bucket has.
 
 Pure values, their form in the journal and as object metadata; used by all of `writeback` and by `fuse_mount/bucket/fs`.
 Keys are relative to the mount's prefix; a folder's key ends in a slash and stands for the marker object of that name.
@@ -135,7 +135,7 @@ class Pending:
     ready: bool = True
     """False while a new file was neither closed nor synced: nothing of it is to be seen in the bucket."""
     touched: bool = False
-    """Whether a write may have reached the bucket that `base` does not tell."""
+    """Tells whether a write may have reached the bucket that `base` does not tell."""
     after: int = 0
     """Versions of the key up to this one cannot be what such a write left: `base` tells of them, or they are older."""
     sent: str = ""

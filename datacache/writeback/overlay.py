@@ -158,7 +158,7 @@ class Usage:
         self.bucket_bytes = 0
         """The bucket's own, as far as it is known."""
         self.is_known = False
-        """Whether the bucket was walked to its end."""
+        """Tells whether the bucket was walked to its end."""
         self.draft_bytes = 0
         """How much larger files are that are being written than they were when they were last acknowledged."""
         self.refused = 0

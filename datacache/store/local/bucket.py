@@ -47,7 +47,7 @@ _UPLOAD = re.compile(rb"[0-9a-f]{16}")
 _SUFFIX = b".parts"
 _ATTRIBUTE = "user.datacache.metadata"
 _OF = ""
-"""Beside the metadata: the ETag of the file they were written for. Who edits a file in place keeps its attributes."""
+"""Beside the metadata: the ETag of the file they were written for. Editing a file in place keeps its attributes."""
 _ROUNDS = 3
 
 

@@ -62,7 +62,7 @@ class LocalStore:
         """Walk one folder in byte order.
 
         A link that stays inside of the folder is listed as a link (`ObjectInfo.target`), one that leads out is left out
-        (see `Links`): who may write to the folder could name any file of the machine by it.
+        (see `Links`): users who may write to the folder could name any file of the machine by it.
 
         A folder that cannot be read is a `StoreAccessError` that names it: a snapshot without it would lack
         files in silence. Sockets, devices, pipes and dangling links are no objects; how many were passed

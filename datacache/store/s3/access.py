@@ -44,7 +44,7 @@ _LOOK_AGAIN_S = 60.0
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class S3Access:
-    """What a client of one bucket needs. Its repr shows no credential."""
+    """All that a client of one bucket needs. Its repr shows no credential."""
 
     bucket: str
     endpoint: str

@@ -77,7 +77,7 @@ class S3Bucket(S3Store):
         )
         self._traits = PerProcess(lambda: find_traits(self._requests.get(), url, probe_prefix))
         self._unchecked: set[str] = set()
-        """What the server was found to refuse wrongly when a condition came along."""
+        """The calls that the server was found to refuse wrongly when a condition came along."""
 
     def conditional(self) -> bool:
         """See `Bucket`: whether `write` is checked by the server."""

@@ -1,4 +1,4 @@
-"""What an S3 server really does with conditions and folder markers, found out on an object of our own.
+"""Finds out what an S3 server really does with conditions and folder markers, on an object of our own.
 
 What servers say and do differs: some pass over If-Match in silence, Ceph (16) compares it with the ETag without quotes
 and knows the condition on a copy's source under another name, and servers over a file system turn the marker `a/` into
@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 
 class Traits(NamedTuple):
-    """What can be relied on."""
+    """The behaviour that can be relied on."""
 
     conditional: bool
     """PUT refuses what If-Match and If-None-Match rule out, and nothing else."""

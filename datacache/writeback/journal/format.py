@@ -61,7 +61,7 @@ _VALUE, _DROP = 1, 2
 
 
 class SegmentHeader(NamedTuple):
-    """What the first bytes of a segment say."""
+    """The first bytes of a segment."""
 
     number: int
     first: int
@@ -87,7 +87,7 @@ def decode_header(data: bytes) -> SegmentHeader | int | None:
 
 
 class FrameHead(NamedTuple):
-    """What the first bytes of a frame say."""
+    """The first bytes of a frame."""
 
     payload_bytes: int
     records: int

@@ -55,7 +55,7 @@ _HEADER_GUESS_BYTES = 1024
 
 
 class Change(NamedTuple):
-    """What becomes of one key."""
+    """The change of one key."""
 
     key: str
     header: bytes | None
@@ -65,7 +65,7 @@ class Change(NamedTuple):
 
 
 class Journal:
-    """The journal of one folder (see the module), to be closed by whoever made it."""
+    """The journal of one folder (see the module), to be closed by its maker."""
 
     def __init__(
         self,

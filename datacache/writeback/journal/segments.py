@@ -31,7 +31,7 @@ _CHUNK_BYTES = 1 << 20
 
 
 class Segment:
-    """One segment file, open. Closed when nobody refers to it any more: who reads may go on after it was unlinked."""
+    """One segment file, open. Closed with its last reference: readers may go on after it was unlinked."""
 
     def __init__(self, path: Path, fd: int, header: fmt.SegmentHeader) -> None:
         self.path = path

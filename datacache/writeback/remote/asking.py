@@ -29,7 +29,7 @@ from datacache.writeback.remote.known import RemoteFile, RemoteFolder, change_be
 
 _log = logging.getLogger("datacache.writeback")
 _RETRY_S = 1.0
-"""How long a request that fails is tried again: who asks waits for it."""
+"""How long a request that fails is tried again: its caller waits for it."""
 _LONGEST_NAME = 255
 _SMALL = 1000
 """Names of a folder from which on stores answer in pages."""
@@ -39,7 +39,7 @@ out whether it is back."""
 _PATIENCE_S = 3.0
 """Patience with a store that says nothing, where something older will do."""
 _IMPATIENCE_S = 0.25
-"""Patience while it is away, of the one who finds out whether it is back."""
+"""Patience while it is away, of the caller that finds out whether it is back."""
 _TOLD_S = 60.0
 """How long it is told that the store does not answer while nobody asks it: it may have come back."""
 _ASKING_S = 35.0
@@ -253,7 +253,7 @@ class Asking:
     # --- single names ------------------------------------------------------------------------------------------------
 
     def probe(self, folder: str, name: str) -> None:
-        """Ask for one name of a folder. The first time all of a small folder is listed: who works in it can go on when
+        """Ask for one name of a folder. The first time all of a small folder is listed: programs in it can go on when
         the store does not answer any more."""
         key = folder + name
         with self.requests.request(key in self._known.probes) as since:

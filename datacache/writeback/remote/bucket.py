@@ -19,7 +19,7 @@ from datacache.writeback.remote.asking import Asking
 from datacache.writeback.remote.known import RemoteFile, RemoteFolder
 
 _SHORTEST_TTL_S = 0.2
-"""What was asked for must be of use to who asked."""
+"""An answer must be of use to the caller that asked for it."""
 _FOLDER_ATTRIBUTES_S = 60.0
 _BELOW_S = 5.0
 """How long the list of what lies below a folder may take to be used for renaming it."""
@@ -163,7 +163,7 @@ class RemoteView:
         return known[1] if known is not None else self._folder_default
 
     def expect_checked(self, key: str) -> None:
-        """Have an object asked for, unless it was just now: for who is about to change a part of it."""
+        """Have an object asked for, unless it was just now: before a part of it is changed."""
         at = self._known.checked.get(key)
         if (at is not None and at + _CHECKED_S > time.monotonic()) or self._requests.is_away():
             return
@@ -177,7 +177,7 @@ class RemoteView:
 
     def look_around(self) -> None:
         """List the root if it is small, so that its names are known if the store goes away before anybody looks. Waits
-        for a few seconds at most, and tells no errors: who uses the mount gets them."""
+        for a few seconds at most, and tells no errors: users of the mount get them."""
         with contextlib.suppress(StoreError):
             self._requests.wait_patiently(self._asking.list_root)
 

@@ -1,4 +1,4 @@
-"""What is known of the bucket: folders that were listed, names that were asked for, attributes. Without any I/O.
+"""Holds what is known of the bucket: folders that were listed, names that were asked for, attributes. Without any I/O.
 
 Part of the engine (`WriteBack.known`), under its lock. `RemoteView` reads it and has the store asked for what is
 missing; the engine puts in what this node uploads and deletes, at once and also into answers that are on their way.
@@ -43,7 +43,7 @@ class RemoteFolder:
         self.files: dict[str, RemoteFile] = {}
         self.folders: dict[str, None] = {}
         self.marker = False
-        """Whether the folder has an object of its own."""
+        """Tells whether the folder has an object of its own."""
         self.hidden: list[str] = []
         """Keys (up to `_HIDDEN`) that a directory cannot show: what is no name, and files whose name a folder has."""
         self.read_at = time.monotonic()
@@ -64,7 +64,7 @@ Changed = tuple[str, RemoteFile | None]
 """A key, and the object that this node has put under it; None: deleted."""
 
 ChangedWith = tuple[str, RemoteFile | None, Attributes | None]
-"""The same with the attributes that it has there."""
+"""A `Changed` with the attributes that the object has there."""
 
 
 class Known:

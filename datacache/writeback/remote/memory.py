@@ -1,4 +1,4 @@
-"""What was known of the bucket, for the next process on a staging area, which may find the store away.
+"""Keeps what was known of the bucket for the next process on a staging area, which may find the store away.
 
     known.json   what was known some seconds ago: folders that were listed
     known.log    a line for each object that this node has brought there, or deleted, since then
@@ -39,7 +39,7 @@ class RemoteMemory:
         self._known_file, self._log_file = folder / "known.json", folder / "known.log"
         self._writing = threading.Lock()
         self._has_base = False
-        """Whether there is a `known.json`, or soon will be: without one the lines tell nothing."""
+        """Tells whether there is a `known.json`, or soon will be: without one the lines tell nothing."""
         self._number = 0
         self._since: deque[tuple[int, bytes]] = deque()
         """The lines of the log that `known.json` does not have, with their numbers."""

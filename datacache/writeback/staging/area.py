@@ -3,12 +3,12 @@ and, where the URL does not say which server is meant, for each endpoint.
 
     <root>/<readable name>-<hash of the bucket's URL (and the endpoint)>/
         area.json    format, URL, endpoint and id; written once
-        owner.json   who works on it: host, pid, boot, mount point, since when, a token; gone after a clean end
+        owner.json   the process that works on it: host, pid, boot, mount point, start, a token; gone after a clean end
         lock         held with flock(2) by the owner for as long as it lives; never deleted
         journal/     `journal.Journal`
         data/        `files.StagedFiles`
 
-Used by whoever composes a live bucket, and by status and flush (`areas()`). The root may be shared by several nodes.
+Used by what composes a live bucket, and by status and flush (`areas()`). The root may be shared by several nodes.
 What keeps two of them from one area is flock(2) alone: CephFS has it between clients, NFS since Linux 2.6.12 as a lock
 of the whole file (flock(2), "NFS details"; a mount with `nolock` or `local_lock` has it within one node only). When an
 owner's node dies, the file system gives its lock away after a while, and the next one that opens the area replaces
@@ -46,7 +46,7 @@ from datacache.writeback.staging.losses import LOSSES
 _LOCK, _JOURNAL, _DATA = "lock", "journal", "data"
 _CHECK_EVERY_S = 1.0
 _LOCK_TRIES, _LOCK_PAUSE_S = 10, 0.05
-"""`areas()` holds a lock for the moment it looks; and who has just got it may not have said so in `owner.json` yet."""
+"""`areas()` holds a lock for the moment it looks; and a new owner may not have said so in `owner.json` yet."""
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
 
@@ -57,9 +57,9 @@ class AreaInfo(NamedTuple):
     bucket_url: str
     """'' where `problem` says why it cannot be known."""
     owner: Owner | None
-    """Who works on it, or who did when it died. None after a clean end."""
+    """The process that works on it, or did when it died. None after a clean end."""
     locked: bool
-    """Whether the owner lives."""
+    """Tells whether the owner lives."""
     problem: str
     endpoint: str | None = None
     """See `Area`."""
@@ -72,7 +72,7 @@ class StagingArea:
         self, folder: Path, bucket_url: str, area_id: str, owner: Owner, lock: int, *, is_new: bool = False
     ) -> None:
         self.is_new = is_new
-        """Whether it was made just now."""
+        """Tells whether it was made just now."""
         self.folder = folder
         self.bucket_url = bucket_url
         """In the form of `split_url`, with a trailing slash."""
@@ -460,7 +460,8 @@ def damaged(folder: Path, how: str) -> StagingError:
 
 
 def read_owner(folder: Path) -> Owner | None:
-    """Read who works on an area; None if it makes no sense. `FileNotFoundError` if nobody says to be the owner."""
+    """Read which process works on an area; None if it makes no sense. `FileNotFoundError` if nobody says to be the
+    owner."""
     kinds = {"host": str, "pid": int, "boot_id": str, "since": float, "who": str, "token": str}
     try:
         table = json.loads((folder / OWNER).read_bytes())
@@ -482,7 +483,7 @@ def write_owner(folder: Path, owner: Owner, *, ballast: Path) -> None:
             fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
             try:
                 data = json.dumps(table).encode()
-                write_all(fd, data, 0)  # who reads half of it reads that it makes no sense
+                write_all(fd, data, 0)  # half of it reads as making no sense
                 os.ftruncate(fd, len(data))
                 os.fsync(fd)
             finally:

@@ -2,7 +2,7 @@
 
 Used by the engine and the uploader. A file is either *referenced* (a record of the journal names its number, or its
 writer is still at it), and then nothing here ever deletes it unasked; or a *clean copy* of an object as it is in the
-bucket, kept for who reads what was just written, and dropped, the one used longest ago first, when its room is needed.
+bucket, kept for readers of what was just written, and dropped, the one used longest ago first, when its room is needed.
 Clean copies are known to this process only: after a restart no record refers to them, and `purge()` deletes them.
 
 256 files of consecutive numbers share an inner folder, 256 of these an outer one. Numbers grow and are never used
@@ -36,7 +36,7 @@ MAX_CLEAN_COPIES = 20_000
 SAMPLE_EVERY_S = 1.0
 _RESERVE_BYTES = 64 << 20
 _RESERVE_SHARE = 50
-"""What is left of the file system, a 50th of it at most: what is full to the last block cannot be tidied up either."""
+"""Left free of the file system, a 50th of it at most: what is full to the last block cannot be tidied up either."""
 _MAKE_TRIES = 3
 """The outer folder of a file to be made may be removed this moment, with the last other file in it."""
 
@@ -166,7 +166,7 @@ class StagedFiles:
             self._new_folders.discard(inner)
 
     def remove(self, number: int) -> None:
-        """Delete a file; one that is not there is fine. Who has it open goes on reading it. Not durable: after a power
+        """Delete a file; one that is not there is fine. Open descriptors stay readable. Not durable: after a power
         loss it may be there again."""
         with self._lock:
             size_bytes = self._sizes.pop(number, None)
@@ -408,7 +408,7 @@ class Room:
         self._changed = threading.Condition()
         self._used_bytes = 0
         self._releases = 0
-        """How often some room came free: who waits looks whether it did since it last looked."""
+        """How often some room came free: a waiting thread looks whether it did since it last looked."""
         self._free_bytes = 0
         self._used_then_bytes = 0
         self._sample_due_s = 0.0
@@ -475,7 +475,7 @@ class Room:
             self._changed.wait_for(lambda: self._releases != releases, max(0.0, min(timeout_s, SAMPLE_EVERY_S)))
 
     def full(self, n_bytes: int, waited_s: float) -> StagingFullError:
-        """Return the error for who waited in vain."""
+        """Return the error for a wait in vain."""
         used, limit = _gb(self._used_bytes), self._limit_bytes
         if limit and limit <= self.capacity_bytes():
             what, way_out = f"{used} of the {_gb(limit)} that it may have", "raise DATACACHE_STAGING_BYTES"

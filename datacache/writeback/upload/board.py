@@ -1,4 +1,4 @@
-"""What all threads of an uploader share: which key is next, how the store is, who waits for what, what to tell.
+"""The state that all threads of an uploader share: which key is next, how the store is, what flushes wait for.
 
 Part of the uploader, which does the work: nothing here calls the engine or the store. Any thread; one lock guards all
 of it. The engine tells of changes while it holds its own lock, so the engine is never called under this one.
@@ -27,7 +27,7 @@ _LONGEST_WAIT_S = 30.0
 """Between two tries of one key that the store did not answer; what it refuses is tried half as often."""
 _TORN_IN_A_ROW = 3
 _ALONE_TRIES = 5
-"""Of a key that the store never answers while others are uploaded, before who waits for it is told."""
+"""Of a key that the store never answers while others are uploaded, before the threads that wait for it are told."""
 _TORN_HINT = "It is uploaded when the program that has it open pauses, or closes it."
 _A_LARGE_ONE = "\0"
 """Stands for a large upload that is under way: no key has a zero byte in it."""
@@ -310,7 +310,7 @@ class UploadBoard:
                 if self.health.note_silence(now, failure.reason):
                     _log.warning("the store does not answer; uploads go on when it does: %s", failure.reason)
             else:
-                if not self._waits:  # who waits wants to know of every key whether it is refused
+                if not self._waits:  # a flush wants to know of every key whether it is refused
                     self.health.note_refusal(now)
                 self._tell_failed_locked(failure)
             self._work.notify()
@@ -375,7 +375,7 @@ class UploadBoard:
             self.health.wake()
         self._work.notify_all()
 
-    # --- who waits ---------------------------------------------------------------------------------------------------
+    # --- waits -------------------------------------------------------------------------------------------------------
 
     def add_wait(self, wait: Wait, *, all_at_once: bool) -> None:
         """Have a wait's keys due now, and with `all_at_once` everything else: what failed, and what others wait for."""
@@ -395,7 +395,7 @@ class UploadBoard:
             self._waits.remove(wait)
 
     def drop(self, key: str) -> None:
-        """Have nobody wait for a key that is not pending any more."""
+        """End all waits for a key that is not pending any more."""
         with self.lock:
             self._drop_locked(key)
 

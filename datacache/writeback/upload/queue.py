@@ -41,7 +41,7 @@ class UploadQueue:
         self._parked_on: dict[str, str] = {}
         self._parked: dict[str, list[str]] = {}  # key -> those that wait for it
         self.hurry = False
-        """Whether keys are due as soon as they change."""
+        """Tells whether keys are due as soon as they change."""
 
     def __len__(self) -> int:
         return len(self._due)
@@ -267,7 +267,7 @@ class Wait:
         self._files = len(self._wanted)
         self._bytes = self._bytes_left = sum(size for _, size in self._wanted.values())
         self.moved = False
-        """Whether a key was deleted meanwhile: what it had may go on under another one."""
+        """Tells whether a key was deleted meanwhile: what it had may go on under another one."""
 
     def __len__(self) -> int:
         return len(self._wanted)

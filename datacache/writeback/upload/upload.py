@@ -51,9 +51,9 @@ class Outcome(NamedTuple):
     version: int = -1
     """The version that is in the bucket now; -1 for none."""
     is_gone: bool = False
-    """Whether that version is a deletion."""
+    """Tells whether that version is a deletion."""
     torn: bool = False
-    """Whether it was given up, because the file was written to meanwhile."""
+    """Tells whether it was given up, because the file was written to meanwhile."""
     conflict: Conflict | None = None
 
 
@@ -82,7 +82,7 @@ class Uploads:
             raise
 
     def forget_unfinished(self, key: str) -> None:
-        """Take back the upload in parts that was recorded for a key and that nobody will go on with, by its id: another
+        """Take back the upload in parts that was recorded for a key and is not gone on with, by its id: another
         writer may be sending the same key. What the store refuses to take back is left to it."""
         state = self.engine.upload_state(key)
         if state is None:

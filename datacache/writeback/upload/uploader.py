@@ -1,6 +1,6 @@
 """Brings everything that is pending to the bucket, in the background, for as long as it takes.
 
-Made by whoever opens a live bucket; told of changes by the engine. A fixed number of threads (twice as many while room
+Made with a live bucket; told of changes by the engine. A fixed number of threads (twice as many while room
 in the staging area is short) take keys from a board: a key is due a moment after its last change, so that temporary
 files never reach the bucket, and at the latest `upload_every_s` after its first. A thread that finds no key due helps
 to send the parts of a large file. Uploads of one key never overlap, and go in the order of its versions; what another
@@ -62,7 +62,7 @@ class Uploader:
         away_wait_s: float = 60.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`away_wait_s`: how long the store may be away until who waits for one upload is told."""
+        """`away_wait_s`: how long the store may be away until a thread that waits for one upload is told."""
         self.claims = Claims(engine, fetching)
         self._away_wait_s = away_wait_s
         self._engine = engine
@@ -155,7 +155,7 @@ class Uploader:
             board.remove_wait(wait)
 
     def let_go(self) -> None:
-        """Let nobody but a flush wait for an upload any more: the mount ends. They get an error."""
+        """End all waits for uploads but a flush's, with an error: the mount ends."""
         with self._board.lock:
             self._let_go = True
             self._board.ended.notify_all()

@@ -50,8 +50,7 @@ class Way:
         """Have the next `send` replace an earlier version of ours, which turned out to be under the key."""
 
     def is_same(self, found: ObjectInfo) -> bool:
-        """Return whether an object that nobody says he wrote has exactly these bytes: replacing it takes nothing
-        away."""
+        """Return whether an object of an unknown writer has exactly these bytes: replacing it takes nothing away."""
         return False
 
     def source_gone(self) -> str:
@@ -313,7 +312,7 @@ class PartsUpload:
         self._missing = deque(number for number in numbers if number not in self._parts)
         self._sending = 0
         self._error: BaseException | None = None
-        self._over = False  # it was stopped: whoever looks for work finds none here
+        self._over = False  # it was stopped: helpers find no work here
 
     @property
     def has_work(self) -> bool:
