@@ -128,9 +128,8 @@ class S3Requests:
 
     def page(self, query: dict[str, str]) -> bytes:
         """Return the document of one ListObjectsV2 request."""
-        answer = self.send("GET", query=query)
-        self._expect(answer, "", (200,))
-        return self._body(answer, "", within_s=max(_PAGE_WITHIN_S, self._accesses.get().timeout_s))
+        within_s = max(_PAGE_WITHIN_S, self._accesses.get().timeout_s)
+        return self.call("GET", "", (200,), query=query, within_s=within_s)[1]
 
     def head(self, key: str) -> ObjectInfo:
         """Return what the store knows of an object: `look` without the headers."""
@@ -139,7 +138,7 @@ class S3Requests:
     def look(self, key: str) -> tuple[ObjectInfo, Mapping[str, str]]:
         """Return the object and all headers of its HEAD."""
         answer = self._head(key)
-        return self._info(key, self._length(answer, key) or 0, answer), answer.headers
+        return _info(key, self._length(answer, key) or 0, answer.headers), answer.headers
 
     def etag(self, key: str) -> str:
         """Return the object's ETag by one HEAD, '' if it is not there, also where the bucket is not."""
@@ -189,10 +188,9 @@ class S3Requests:
 
     def put(self, key: str, data: bytes | memoryview, headers: Mapping[str, str] | None = None) -> ObjectInfo:
         """Store a whole object by one PUT. A HEAD follows where the answer has no ETag (see `find_stored`)."""
-        answer = self.send("PUT", key, body=data, headers={"Content-Length": str(len(data)), **(headers or {})})
-        self._expect(answer, key, (200, 201))
-        expect_empty(self._body(answer, key), self.url_of(key))
-        info = self._info(key, len(data), answer)
+        found, body = self.call("PUT", key, (200, 201), headers=headers, body=data)
+        expect_empty(body, self.url_of(key))
+        info = _info(key, len(data), found)
         return info if info.etag else self.find_stored(key, data, headers or {})
 
     def find_stored(self, key: str, data: bytes | memoryview, headers: Mapping[str, str]) -> ObjectInfo:
@@ -224,12 +222,13 @@ class S3Requests:
         query: dict[str, str] | None = None,
         headers: Mapping[str, str] | None = None,
         body: bytes | memoryview | Body = b"",
+        within_s: float = _DONE_WITHIN_S,
     ) -> tuple[Mapping[str, str], bytes]:
         """Send a request and return headers and body of the answer, whose status has to be one of `good`."""
         length = {"Content-Length": str(len(body))} if method in ("PUT", "POST") else {}
         answer = self.send(method, key, query=query, headers={**length, **(headers or {})}, body=body)
         self._expect(answer, key, good)
-        return answer.headers, self._body(answer, key)
+        return answer.headers, self._body(answer, key, within_s=within_s)
 
     def delete(self, key: str, *, version: str = "", headers: Mapping[str, str] | None = None) -> None:
         """Delete an object; one that is not there is fine. With a version that one is gone for good. After another
@@ -265,16 +264,6 @@ class S3Requests:
             raise StoreError(f"{self.url_of(key)}: the store does not say how large it is", url=self.url_of(key))
         return None if length is None else int(length)
 
-    def _info(self, key: str, size_bytes: int, answer: urllib3.BaseHTTPResponse) -> ObjectInfo:
-        date = answer.headers.get("Last-Modified") or answer.headers.get("Date")
-        mtime_ns = 0
-        with suppress(TypeError, ValueError, OverflowError):
-            mtime_ns = min(int(parsedate_to_datetime(date or "").timestamp()) * 10**9, 2**63 - 1)
-        version = answer.headers.get("x-amz-version-id", "")
-        # "null" is what an unversioned bucket calls its one version, which the next PUT overwrites.
-        version = "" if version == "null" else version
-        return ObjectInfo(key, size_bytes, mtime_ns, plain_etag(answer.headers.get("ETag")), version)
-
     def _head(
         self, key: str, *, query: dict[str, str] | None = None, headers: Mapping[str, str] | None = None
     ) -> urllib3.BaseHTTPResponse:
@@ -308,11 +297,17 @@ class S3Requests:
     def _expect(self, answer: urllib3.BaseHTTPResponse, key: str, good: tuple[int, ...]) -> None:
         if answer.status in good:
             return
-        body = self._start(answer, key).decode("utf-8", "replace")
-        expect_s3_not_found(answer.status, body, self.url_of(key))
-        code = error_code(body)
+        url, whole = self.url_of(key), False
+        try:
+            start, whole = read_start(answer, limit_bytes=_MAX_ERROR_BYTES, within_s=_PAGE_WITHIN_S)
+        except urllib3.exceptions.HTTPError as exc:
+            raise self._broken(exc, url) from exc
+        finally:
+            answer.release_conn() if whole else answer.close()
+        body = start.decode("utf-8", "replace")  # it says which error it is
+        expect_s3_not_found(answer.status, body, url)
         region = answer.headers.get("x-amz-bucket-region", "")
-        raise from_status(answer.status, code, self.url_of(key), store=self.url, region=region)
+        raise from_status(answer.status, error_code(body), url, store=self.url, region=region)
 
     def _body(self, answer: urllib3.BaseHTTPResponse, key: str, *, within_s: float = _DONE_WITHIN_S) -> bytes:
         url, whole = self.url_of(key), False
@@ -331,22 +326,9 @@ class S3Requests:
             answer.release_conn() if whole else answer.close()
         return body
 
-    def _start(self, answer: urllib3.BaseHTTPResponse, key: str) -> bytes:
-        """Return the beginning of an error's body, which says what it is. Cut the connection if there is more."""
-        whole = False
-        try:
-            body, whole = read_start(answer, limit_bytes=_MAX_ERROR_BYTES, within_s=_PAGE_WITHIN_S)
-        except urllib3.exceptions.HTTPError as exc:
-            raise self._broken(exc, self.url_of(key)) from exc
-        finally:
-            answer.release_conn() if whole else answer.close()
-        return body
-
     def _broken(self, exc: Exception, url: str) -> DatacacheError:
-        return from_connection(f"{type(exc).__name__} {exc}", url, endpoint=self._endpoint())
-
-    def _endpoint(self) -> str:
-        return self._connection.access.endpoint if self._connection is not None else ""
+        endpoint = self._connection.access.endpoint if self._connection is not None else ""
+        return from_connection(f"{type(exc).__name__} {exc}", url, endpoint=endpoint)
 
     def url_of(self, key: str) -> str:
         """Return the URL of a key; of the bucket for ''."""
@@ -415,6 +397,16 @@ def skipped_bytes(ref: ObjectRef, start: int, status: int, headers: Mapping[str,
 def cut_short(ref: ObjectRef, got: int, length: int) -> StoreUnavailableError:
     """Return the error for an answer that ended too early."""
     return StoreUnavailableError(f"{ref.url}: the answer ended after {got:,} of {length:,} bytes", url=ref.url)
+
+
+def _info(key: str, size_bytes: int, headers: Mapping[str, str]) -> ObjectInfo:
+    date = headers.get("Last-Modified") or headers.get("Date")
+    mtime_ns = 0
+    with suppress(TypeError, ValueError, OverflowError):
+        mtime_ns = min(int(parsedate_to_datetime(date or "").timestamp()) * 10**9, 2**63 - 1)
+    version = headers.get("x-amz-version-id", "")
+    # "null" is what an unversioned bucket calls its one version, which the next PUT overwrites.
+    return ObjectInfo(key, size_bytes, mtime_ns, plain_etag(headers.get("ETag")), "" if version == "null" else version)
 
 
 def _lower(answer: urllib3.BaseHTTPResponse) -> dict[str, str]:
