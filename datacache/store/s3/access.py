@@ -15,7 +15,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -134,16 +134,20 @@ class Accesses:
         self.get()
         return any(access.rule is not None for access in self._found)
 
-    def after_refusal(self, refused: Sequence[S3Access]) -> S3Access | None:
-        """Return another access, once the store has refused a request with each of these; None if there is none."""
-        with self._lock:
-            self._look()
-            for step in range(len(self._found)):
-                at = (self._at + step) % len(self._found)
-                if not any(self._found[at] is each for each in refused):
-                    self._at = at
-                    return self._found[at]
-        return None
+    def each(self) -> Iterator[S3Access]:
+        """Yield the access to use, and then others, for a request that the store refuses with each so far."""
+        tried = [self.get()]
+        yield tried[0]
+        while True:
+            with self._lock:
+                self._look()
+                in_turn = ((self._at + step) % len(self._found) for step in range(len(self._found)))
+                at = next((at for at in in_turn if not any(self._found[at] is each for each in tried)), None)
+                if at is None:
+                    return
+                self._at = at
+                tried.append(self._found[at])
+            yield tried[-1]
 
     def _look(self) -> None:
         generation, stamp = self._generation(), self._stamp()

@@ -100,9 +100,10 @@ class S3Requests:
         if query:
             pairs = sorted((quote(k, safe="-_.~"), quoted_key(v, safe="-_.~")) for k, v in query.items())
             tail += "?" + "&".join(f"{k}={v}" for k, v in pairs)
-        access = self._accesses.get()
-        refused: list[S3Access] = []
-        while True:
+        answer: urllib3.BaseHTTPResponse | None = None
+        for access in self._accesses.each():
+            if answer is not None:
+                answer.close()
             connection = self._connected(access)
             try:
                 answer = connection.send(method, tail, headers or {}, body)
@@ -118,13 +119,9 @@ class S3Requests:
                 raise self._broken(exc, self.url_of(key)) from exc
             if answer.status not in _REFUSALS:
                 self._expect_id(answer, method, key)
-                return answer
-            refused.append(access)
-            other = self._accesses.after_refusal(refused)
-            if other is None:
-                return answer
-            answer.close()
-            access = other
+                break
+        assert answer is not None
+        return answer
 
     def page(self, query: dict[str, str]) -> bytes:
         """Return the document of one ListObjectsV2 request."""

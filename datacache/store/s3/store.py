@@ -120,17 +120,14 @@ class WithAccess(Generic[C]):
 
     def call(self, work: Callable[[C], T]) -> T:
         """Return what `work` gives; where the store refuses it, with the next credentials there are."""
-        access = self._accesses.get()
-        refused: list[S3Access] = []
-        while True:
+        refusal: StoreAccessError | None = None
+        for access in self._accesses.each():
             try:
                 return work(self._client(access))
-            except StoreAccessError:
-                refused.append(access)
-                other = self._accesses.after_refusal(refused)
-                if other is None:
-                    raise
-                access = other
+            except StoreAccessError as exc:
+                refusal = exc
+        assert refusal is not None
+        raise refusal
 
     def close(self) -> None:
         """Give back what the clients hold."""
