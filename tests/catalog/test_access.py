@@ -54,6 +54,8 @@ def test_a_list_decides_whatever_the_setting_says(catalog: SqliteCatalog) -> Non
 def test_to_all_but_some_and_back(catalog: SqliteCatalog) -> None:
     set_access(catalog, "mask", allow=["team-a"])
     assert set_access(catalog, "mask", everybody=True, deny=["b", "a"]) == Access(everybody=True, denied=("a", "b"))
+    assert set_access(catalog, "mask", deny=["d"]) == Access(everybody=True, denied=("a", "b", "d"))
+    assert set_access(catalog, "mask", allow=["d"]) == Access(everybody=True, denied=("a", "b"))
     assert allowed(catalog, "c")
     assert not allowed(catalog, "a", default="all")
     assert set_access(catalog, "mask", allow=["a", "c"]) == Access(everybody=True, denied=("b",))
@@ -148,6 +150,24 @@ def test_processes_that_change_a_list_at_once_lose_nothing(catalog: SqliteCatalo
 
     run_together(4, work)
     assert len(access_of(catalog, "mask", default="all").allowed) == 40
+
+
+def test_a_change_between_the_reading_and_the_writing_of_a_list_is_kept(
+    catalog: SqliteCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others = iter(["team-b", "team-c", "team-d"])
+    read, other = catalog.document, SqliteCatalog(catalog.path)
+
+    def document(kind: str, name: str) -> str | None:
+        text = read(kind, name)
+        if namespace := next(others, None):
+            set_access(other, "mask", allow=[namespace])
+        return text
+
+    monkeypatch.setattr(catalog, "document", document)
+    set_access(catalog, "mask", allow=["team-a"])
+    assert access_of(other, "mask", default="all").allowed == ("team-a", "team-b", "team-c", "team-d")
+    other.close()
 
 
 # --- what is made of a data set ---------------------------------------------------------------------------------------

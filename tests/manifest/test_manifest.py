@@ -101,6 +101,14 @@ def test_a_change_rewrites_one_range_and_an_insertion_at_most_three():
     assert len(set(after) - before) <= 4
 
 
+def test_ranges_have_a_least_and_a_most_number_of_rows():
+    id, blobs = build(numbered(20_000))
+    rows = [info.rows for info in Manifest.open(id, blobs.get_many).root.ranges]
+    assert min(rows[:-1]) >= codec.MIN_ROWS
+    assert max(rows) <= codec.MAX_ROWS
+    assert len(set(rows)) > len(rows) // 2, "boundaries follow the paths"
+
+
 def test_every_row_is_found_by_its_path_and_by_its_number():
     manifest = opened([b"f%05d" % n for n in range(3000)])
     for row in random.Random(1).sample(range(3000), 300):
@@ -355,3 +363,11 @@ def test_links_and_permissions_are_told_apart_where_both_know_them():
         manifests.append(Manifest.open(id, blobs.get_many))
     assert list(diff(manifests[0], manifests[1])) == []
     assert [change.path for change in diff(manifests[1], manifests[2])] == [b"000", b"001"]
+
+
+def test_links_to_different_files_differ_though_all_else_is_the_same():
+    there, elsewhere = (
+        Manifest.open(id, blobs.get_many)
+        for id, blobs in (build([Entry(b"link", 5, 0, "1" * 32, target=target)]) for target in (b"there", b"else"))
+    )
+    assert [change.path for change in diff(there, elsewhere)] == [b"link"]

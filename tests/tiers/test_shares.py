@@ -11,7 +11,7 @@ import pytest
 
 from datacache.core.errors import SettingsError
 from datacache.settings import load_settings
-from datacache.tiers.eviction import ContainerState, Shares, to_take_back
+from datacache.tiers.eviction import ContainerState, Shares, may_evict, to_take_back
 from datacache.tiers.recovery import open_tiers
 from tests.promises import promise
 from tests.tiers.test_tiers import MIB, make_block, put, read
@@ -137,6 +137,12 @@ def test_what_is_most_above_its_share_goes_first_unpinned_and_oldest_first():
     usage, entitled = {"a": 10, "b": 30, "mine": 10}, {"a": 10, "b": 5, "mine": 100}
     assert to_take_back(containers, 10, usage, entitled, "mine") == [4]
     assert to_take_back(containers, 1000, usage, entitled, "mine") == [4, 3, 2]  # "a" has no more than its share
+
+
+def test_a_group_with_no_more_than_its_share_loses_nothing_to_others():
+    assert may_evict("mine", "mine", {"mine": 1}, {"mine": 5})
+    assert may_evict("mine", "b", {"b": 6}, {"b": 5})
+    assert not may_evict("mine", "b", {"b": 5}, {"b": 5})
 
 
 def test_a_data_set_belongs_to_the_first_pattern_that_matches():

@@ -247,15 +247,14 @@ def test_a_segment_that_is_cut_off_or_missing_in_the_middle_is_an_error(tmp_path
 
 
 @promise("What a staging area holds is read back as written, or is an error that says where")
-def test_damage_to_what_was_durable_in_the_newest_segment_is_no_torn_tail(tmp_path: Path) -> None:
+@pytest.mark.parametrize("groups", [3, 10])
+def test_damage_to_what_was_durable_in_the_newest_segment_is_no_torn_tail(tmp_path: Path, groups: int) -> None:
     journal = small(tmp_path, 1 << 20)
-    for number in range(10):
+    for number in range(groups):
         journal.commit(journal.append([Change(str(number), b"h", b"x" * 400)]))
     journal.close()
     flip(tmp_path / "00000001.log", 1000)
-    with pytest.raises(
-        StagingError, match=r"00000001.log, byte 1\d\d|byte \d+: group 2 is broken, later ones are whole"
-    ):
+    with pytest.raises(StagingError, match=r"00000001.log, byte \d+: group 2 is broken, later ones are whole"):
         small(tmp_path)
 
 
