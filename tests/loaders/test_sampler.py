@@ -282,7 +282,11 @@ def test_lightning_trains_with_it_and_goes_on_in_the_middle_of_an_epoch(tmp_path
 # --- lookahead --------------------------------------------------------------------------------------------------------
 
 
-def test_the_order_is_published_while_it_is_iterated(tmp_path: Path, settings: Any) -> None:
+@pytest.mark.parametrize(("ordered_at_a_time", "position"), [(16384, 128), (100, 100)])
+def test_the_order_is_published_while_it_is_iterated(
+    tmp_path: Path, settings: Any, monkeypatch: pytest.MonkeyPatch, ordered_at_a_time: int, position: int
+) -> None:
+    monkeypatch.setattr("datacache.loaders.sampler._CHUNK", ordered_at_a_time)
     from datacache.api import create_snapshot
     from datacache.torch import SnapshotDataset
 
@@ -298,7 +302,7 @@ def test_the_order_is_published_while_it_is_iterated(tmp_path: Path, settings: A
     for _ in range(130):
         next(given)
     (plan,) = published.iterdir()
-    assert PlanFile(plan).position == 128
+    assert PlanFile(plan).position == position
     assert len(list(given)) == 170
     assert PlanFile(plan).position == 300  # it stays: the last batches are still being read
     sampler.set_epoch(1)
