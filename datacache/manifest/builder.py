@@ -75,7 +75,7 @@ class ManifestBuilder:
         rows.append(entry)
         if path[-1] != _SLASH:
             above.append(path)
-        if len(rows) >= codec.MIN_ROWS and codec.ends_range(path, len(rows)):
+        if codec.ends_range(path, len(rows)):
             self._end_range()
 
     def finish(self, *, packs: Iterable[BlobId] = ()) -> tuple[str, Root]:

@@ -152,21 +152,22 @@ def test_processes_that_change_a_list_at_once_lose_nothing(catalog: SqliteCatalo
     assert len(access_of(catalog, "mask", default="all").allowed) == 40
 
 
+@pytest.mark.parametrize("others", [["team-b"], ["team-b", "team-c"], ["team-b", "team-c", "team-d"]])
 def test_a_change_between_the_reading_and_the_writing_of_a_list_is_kept(
-    catalog: SqliteCatalog, monkeypatch: pytest.MonkeyPatch
+    catalog: SqliteCatalog, monkeypatch: pytest.MonkeyPatch, others: list[str]
 ) -> None:
-    others = iter(["team-b", "team-c", "team-d"])
+    coming = iter(others)
     read, other = catalog.document, SqliteCatalog(catalog.path)
 
     def document(kind: str, name: str) -> str | None:
         text = read(kind, name)
-        if namespace := next(others, None):
+        if namespace := next(coming, None):
             set_access(other, "mask", allow=[namespace])
         return text
 
     monkeypatch.setattr(catalog, "document", document)
     set_access(catalog, "mask", allow=["team-a"])
-    assert access_of(other, "mask", default="all").allowed == ("team-a", "team-b", "team-c", "team-d")
+    assert access_of(other, "mask", default="all").allowed == ("team-a", *others)
     other.close()
 
 

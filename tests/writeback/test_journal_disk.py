@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -197,21 +196,29 @@ def test_frames_whose_fsync_failed_are_written_anew_to_another_segment(tmp_path:
             journal.close()
 
 
+_KILLED = """
+import os, sys
+from pathlib import Path
+from datacache.writeback.journal.journal import Change, Journal
+journal = Journal(Path(sys.argv[1]), segment_bytes=4096, ballast_bytes=0)
+journal.commit(journal.append([Change("a", b"h", b"1" * 4096)]))
+ticket = journal.append([Change("b", b"h", bytes(3 << 19))])
+# Too much to be written along with "b", and then too much for the disk.
+journal.append([Change("a", None), Change("c", b"h", bytes(3 << 19))])
+journal.commit(ticket)
+os.kill(os.getpid(), 9)
+"""
+
+
 def test_a_segment_stays_needed_until_the_drops_of_its_records_are_durable(tmp_path: Path) -> None:
     with mounted(tmp_path / "small", "-t", "tmpfs", "-o", "size=2m", "tmpfs") as disk:
-        journal = Journal(disk / "journal", segment_bytes=4096, ballast_bytes=0)
-        journal.commit(journal.append([Change("a", b"h", b"1" * 4096)]))
-        ticket = journal.append([Change("b", b"h", bytes(3 << 19))])
-        # Too much to be written along with "b", and then too much for the disk.
-        journal.append([Change("a", None), Change("c", b"h", bytes(3 << 19))])
-        journal.commit(ticket)
-        shutil.copytree(disk / "journal", tmp_path / "crashed")  # the files as the death of the process leaves them
-        subprocess.run(["mount", "-o", "remount,size=8m", disk], check=True)
+        done = subprocess.run([sys.executable, "-c", _KILLED, disk], capture_output=True, text=True, check=False)
+        assert done.returncode == -9, done.stderr
+        assert "00000003.log" in os.listdir(disk), "a segment was begun, and then there was no room"
+        journal = Journal(disk, ballast_bytes=0)
+        assert keys(journal) == ["a", "b"]
+        assert journal.read("a") == b"1" * 4096
         journal.close()
-    journal = Journal(tmp_path / "crashed")
-    assert keys(journal) == ["a", "b"]
-    assert journal.read("a") == b"1" * 4096
-    journal.close()
 
 
 _LIMITED = """
