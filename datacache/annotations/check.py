@@ -28,7 +28,7 @@ one of width 0."""
 def check(
     draft: Draft, header: ImageHeader | None, path: str, *, sized: bool = True
 ) -> tuple[Annotation | None, list[Problem]]:
-    """The annotation of the image at `path`, and what was mended or left out for it.
+    """Return the annotation of the image at `path`, and what was mended or left out for it.
 
     `header` None: the image was not looked at (`--trust-sizes`), and the size in the draft is taken; without one there,
     there is no annotation. `sized` False is for formats that know no image sizes (YOLO, keras-yolo3): that the draft
@@ -39,8 +39,8 @@ def check(
     if header is None:
         width, height = draft.width, draft.height
         if width <= 0 or height <= 0:
-            problems.append(_unsized(draft, path))
-            return None, problems
+            message = f"there is no usable image size, and {path} is not looked at for it; the annotation is left out"
+            return None, [Problem("size-missing", "skipped", draft.file, draft.line, message)]
     else:
         width, height = header.displayed_width, header.displayed_height
         if header.orientation != 1 or draft.width != width or draft.height != height:
@@ -64,8 +64,8 @@ def check(
 
 @lru_cache(maxsize=1024)
 def clean_label(label: str) -> str:
-    """A label as a list of classes can hold it, one a line: no line breaks or control characters inside, no spaces and
-    nothing invisible around it, no halves of characters."""
+    """Return a label as a list of classes can hold it, one a line: no line breaks or control characters inside, no
+    spaces and nothing invisible around it, no halves of characters."""
     if not label.isprintable():
         label = _UNWRITABLE.sub("\ufffd", label)
         if _CONTROLS.search(label):
@@ -80,8 +80,8 @@ _AROUND: Final = re.compile(r"\A[\s\u200b\u2060\ufeff]++|(?<![\s\u200b\u2060\ufe
 
 
 def displayed(box: Box, orientation: int, width: int, height: int) -> Box:
-    """A box drawn on an image as it is stored, `width` by `height`, in the frame of the image as its EXIF orientation
-    displays it (Exif 2.32, tag 0x0112)."""
+    """Return a box drawn on an image as it is stored, `width` by `height`, in the frame of the image as its EXIF
+    orientation displays it (Exif 2.32, tag 0x0112)."""
     x1, y1, x2, y2 = box.x1, box.y1, box.x2, box.y2
     if orientation in (2, 3, 7, 8):
         x1, x2 = width - x2, width - x1
@@ -93,7 +93,7 @@ def displayed(box: Box, orientation: int, width: int, height: int) -> Box:
 
 
 def _oriented(draft: Draft, header: ImageHeader, path: str, problems: list[Problem], *, sized: bool) -> tuple[Box, ...]:
-    """The boxes in the displayed frame, and what there is to say about the size and the orientation."""
+    """Return the boxes in the displayed frame, and what there is to say about the size and the orientation."""
     width, height = header.displayed_width, header.displayed_height
     given = (draft.width, draft.height)
     turns = (width, height) != (header.width, header.height)
@@ -132,7 +132,7 @@ def _oriented(draft: Draft, header: ImageHeader, path: str, problems: list[Probl
 
 
 def _checked(box: Box, width: int, height: int, file: str, problems: list[Problem]) -> Box | None:
-    """The box inside the image, or None, with problems for either."""
+    """Return the box inside the image, or None, with problems for either."""
     repairs: list[Problem] = []
     shown = f"box ({box.x1:.10g}, {box.y1:.10g}, {box.x2:.10g}, {box.y2:.10g})"
 
@@ -173,7 +173,7 @@ def _checked(box: Box, width: int, height: int, file: str, problems: list[Proble
 
 
 def _checked_labels(draft: Draft, problems: list[Problem]) -> tuple[str, ...]:
-    """The labels of the whole image, each once."""
+    """Return the labels of the whole image, each once."""
     labels: dict[str, None] = {}
     for raw in draft.labels:
         label = clean_label(raw)
@@ -200,15 +200,10 @@ def _repeated(boxes: tuple[Box, ...], file: str) -> Problem:
 
 
 def _relabelled(raw: str, label: str) -> tuple[str, str]:
-    """Code and message for a label that was cleaned."""
+    """Return code and message for a label that was cleaned."""
     if label == raw.strip():
         return "label-spaces", f"the label {quote(raw)} has spaces around it; it is taken as {quote(label)}"
     return (
         "label-characters",
         f"the label {quote(raw)} has characters that no list of classes can hold; it is taken as {quote(label)}",
     )
-
-
-def _unsized(draft: Draft, path: str) -> Problem:
-    message = f"there is no usable image size, and {path} is not looked at for it; the annotation is left out"
-    return Problem("size-missing", "skipped", draft.file, draft.line, message)

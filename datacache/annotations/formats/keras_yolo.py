@@ -10,8 +10,7 @@ import codecs
 import re
 from collections.abc import Mapping, Sequence
 
-from datacache.annotations.classes import unlisted
-from datacache.annotations.formats.values import parse_class_id, parse_number
+from datacache.annotations.formats.values import ClassIds, parse_number
 from datacache.annotations.model import Annotation, Box, Draft, DraftFile, Problem
 from datacache.annotations.problems import Problems, quote
 
@@ -25,79 +24,51 @@ def parse(data: bytes | memoryview, file: str, classes: Sequence[str]) -> DraftF
     A path may have spaces: it ends with the last word that has an image's extension, and boxes follow. Several lines of
     one image are taken together. Bytes that are not UTF-8 stay as they are, as in a snapshot.
     """
-    reader = _Lines(file, classes)
+    of_file, ids = Problems(file), ClassIds(classes)
+    found: dict[str, tuple[int, list[Box], Problems]] = {}
     text = bytes(data).removeprefix(codecs.BOM_UTF8).decode("utf-8", "surrogateescape")
     for number, line in enumerate(text.replace("\r\n", "\n").replace("\r", "\n").split("\n"), 1):
-        reader.line(line, number)
-    return reader.finish()
-
-
-class _Lines:
-    """The images, boxes and problems of one file while it is read."""
-
-    def __init__(self, file: str, classes: Sequence[str]) -> None:
-        self._file, self._classes = file, classes
-        self._images: dict[str, tuple[int, list[Box], Problems]] = {}
-        self._problems = Problems(file)
-        self._unlisted: dict[int, list[int]] = {}
-
-    def line(self, line: str, number: int) -> None:
-        """Take one line."""
         words = list(_TOKEN.finditer(line))
         if not words:
-            return
+            continue
         boxes_from = _first_box([word.group() for word in words])
         path = line[words[0].start() : words[boxes_from - 1].end()] if boxes_from else ""
         if not path:
             message = f"{quote(line.strip())} has no path before its boxes; the line is left out"
-            self._problems.add("line-malformed", "skipped", message, number)
-            return
-        begun = path in self._images
-        first, boxes, problems = self._images.setdefault(path, (number, [], Problems(self._file)))
+            of_file.add("line-malformed", "skipped", message, number)
+            continue
+        begun = path in found
+        first, boxes, problems = found.setdefault(path, (number, [], Problems(file)))
         if begun:
             message = f"{quote(path)} has line {first} already; the boxes of both are taken together"
             problems.add("image-repeated", "noted", message, number)
-        for word in words[boxes_from:]:
-            box = self._box(word.group(), number, problems)
-            if box is not None:
-                boxes.append(box)
+        read = (_box(word.group(), number, ids, problems) for word in words[boxes_from:])
+        boxes += [box for box in read if box is not None]
+    ids.finish(of_file, lambda lines: f"{len(lines):,} boxes are")
+    images: list[tuple[Draft, list[Problem]]] = [
+        (Draft(file, path, boxes=tuple(boxes), line=number), problems)
+        for path, (number, boxes, problems) in found.items()
+    ]
+    return DraftFile(images, of_file, tuple(classes))
 
-    def finish(self) -> DraftFile:
-        """Return all of it, with the problems of the whole file."""
-        for id, lines in self._unlisted.items():
-            message = f"{len(lines):,} boxes are of class {id}, and the list has {len(self._classes)}"
-            self._problems.add("class-unlisted", "noted", f"{message}; kept as {unlisted(id)!r}", lines[0])
-        images: list[tuple[Draft, list[Problem]]] = [
-            (Draft(self._file, path, boxes=tuple(boxes), line=number), problems)
-            for path, (number, boxes, problems) in self._images.items()
-        ]
-        return DraftFile(images, self._problems, tuple(self._classes))
 
-    def _box(self, word: str, number: int, problems: Problems) -> Box | None:
-        parts = word.split(",")
-        if len(parts) != 5:
-            message = f"{quote(word)} is not x1,y1,x2,y2,class; the box is left out"
-            problems.add("line-malformed", "skipped", message, number)
+def _box(word: str, number: int, ids: ClassIds, problems: Problems) -> Box | None:
+    parts = word.split(",")
+    if len(parts) != 5:
+        message = f"{quote(word)} is not x1,y1,x2,y2,class; the box is left out"
+        problems.add("line-malformed", "skipped", message, number)
+        return None
+    edges: list[float] = []
+    for part in parts[:4]:
+        value = parse_number(part)
+        if value is None:
+            message = f"{quote(part)} in {quote(word)} is not a number; the box is left out"
+            problems.add("box-text", "skipped", message, number)
             return None
-        edges: list[float] = []
-        for part in parts[:4]:
-            value = parse_number(part)
-            if value is None:
-                message = f"{quote(part)} in {quote(word)} is not a number; the box is left out"
-                problems.add("box-text", "skipped", message, number)
-                return None
-            edges.append(value)
-        id = parse_class_id(parts[4], "box", problems, number)
-        if id is None:
-            return None
-        if id < len(self._classes):
-            label = self._classes[id]
-        else:
-            label = unlisted(id)
-            if self._classes:
-                self._unlisted.setdefault(id, []).append(number)
-        x1, y1, x2, y2 = edges
-        return Box(label, x1, y1, x2, y2, line=number)
+        edges.append(value)
+    label = ids.label(parts[4], "box", problems, number)
+    x1, y1, x2, y2 = edges
+    return None if label is None else Box(label, x1, y1, x2, y2, line=number)
 
 
 def write_line(annotation: Annotation, class_ids: Mapping[str, int]) -> tuple[bytes, list[Problem]]:

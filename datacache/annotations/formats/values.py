@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from datacache.annotations.classes import decode
+from datacache.annotations.classes import decode, unlisted
 from datacache.annotations.problems import Problems, quote
 from datacache.core.errors import AnnotationError
 
@@ -95,17 +95,36 @@ def parse_number(text: str | bytes) -> float | None:
         return None
 
 
-def parse_class_id(raw: str | bytes, left_out: str, problems: Problems, line: int) -> int | None:
-    """Parse a class id; None, and a problem, for any other text. `left_out` names what is left out for it."""
-    value = parse_number(raw)
-    text = raw.decode("utf-8", "replace") if isinstance(raw, bytes) else raw
-    if value is None or not 0 <= value < 2**31 or value != int(value):
-        message = f"{quote(text)} is no class id, which is a whole number from 0 on; the {left_out} is left out"
-        problems.add("class-id", "skipped", message, line)
-        return None
-    if not text.strip("+-").isdigit():
-        problems.add("class-id-float", "repaired", f"the class id {quote(text)} was read as {int(value)}", line)
-    return int(value)
+class ClassIds:
+    """The class ids of one file, and the names that a list has for them."""
+
+    def __init__(self, classes: Sequence[str]) -> None:
+        self._classes = classes
+        self._unlisted: dict[int, list[int]] = {}
+
+    def label(self, raw: str | bytes, left_out: str, problems: Problems, line: int) -> str | None:
+        """Return the name of a class; None, and a problem, for a text that is no id. `left_out` names what is left out
+        for it. An id that is not in the list becomes `class_7`, which is a problem only where there is a list."""
+        value = parse_number(raw)
+        text = raw.decode("utf-8", "replace") if isinstance(raw, bytes) else raw
+        if value is None or not 0 <= value < 2**31 or value != int(value):
+            message = f"{quote(text)} is no class id, which is a whole number from 0 on; the {left_out} is left out"
+            problems.add("class-id", "skipped", message, line)
+            return None
+        id = int(value)
+        if not text.strip("+-").isdigit():
+            problems.add("class-id-float", "repaired", f"the class id {quote(text)} was read as {id}", line)
+        if id < len(self._classes):
+            return self._classes[id]
+        if self._classes:
+            self._unlisted.setdefault(id, []).append(line)
+        return unlisted(id)
+
+    def finish(self, problems: Problems, counted: Callable[[Sequence[int]], str]) -> None:
+        """Report the ids that are not in the list; `counted` says of lines how many objects are in them."""
+        for id, lines in self._unlisted.items():
+            message = f"{counted(lines)} of class {id}, and the list has {len(self._classes)}; kept as {unlisted(id)!r}"
+            problems.add("class-unlisted", "noted", message, lines[0])
 
 
 def bounding_box(values: Sequence[float]) -> tuple[float, float, float, float]:

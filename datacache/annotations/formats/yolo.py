@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from datacache.annotations.classes import unlisted
-from datacache.annotations.formats.values import bounding_box, parse_class_id, parse_number
+from datacache.annotations.formats.values import ClassIds, bounding_box, parse_number
 from datacache.annotations.model import Annotation, Box, Draft, Problem
 from datacache.annotations.problems import Problems, quote
 from datacache.core.errors import AnnotationError, UsageError
@@ -81,10 +80,9 @@ class _Lines:
         self.file = file
         self.boxes: list[Box] = []
         self.problems = Problems(file)
-        self._width, self._height, self._classes = width, height, classes
+        self._width, self._height, self._ids = width, height, ClassIds(classes)
         self._polygons: list[int] = []
         self._poses: list[int] = []
-        self._unlisted: dict[int, list[int]] = {}
 
     def odd(self, parts: Sequence[bytes], number: int, *, pose: bool) -> None:
         """Read a line that is not five numbers with a class of the list."""
@@ -94,8 +92,8 @@ class _Lines:
             message = f"{_shown(parts)} has {columns} columns, and a box has 5; the line is left out"
             self.problems.add("line-malformed", "skipped", message, number)
             return
-        id = parse_class_id(parts[0], "line", self.problems, number)
-        if id is None:
+        label = self._ids.label(parts[0], "line", self.problems, number)
+        if label is None:
             return
         values: list[float] = []
         for part in parts[1:5] if pose else parts[1:]:  # keypoints are not read, and so cannot be wrong
@@ -116,21 +114,11 @@ class _Lines:
         attributes = (("confidence", _text(parts[5])),) if columns == 6 and not pose else ()
         x1, y1, x2, y2 = edges
         w, h = self._width, self._height
-        if id < len(self._classes):
-            label = self._classes[id]
-        else:
-            label = unlisted(id)
-            if self._classes:
-                self._unlisted.setdefault(id, []).append(number)
         self.boxes.append(Box(label, x1 * w, y1 * h, x2 * w, y2 * h, attributes=attributes, line=number))
 
     def finish(self) -> None:
         """Report what is said once for the whole file."""
-        for id, lines in self._unlisted.items():
-            message = (
-                f"{_objects(lines)} of class {id}, and the list has {len(self._classes)}; kept as {unlisted(id)!r}"
-            )
-            self.problems.add("class-unlisted", "noted", message, lines[0])
+        self._ids.finish(self.problems, _objects)
         if self._polygons:
             message = f"{_objects(self._polygons)} drawn as polygons; their bounding boxes were taken"
             self.problems.add("polygon-boxed", "noted", message, self._polygons[0])

@@ -18,7 +18,6 @@ from datacache.core.errors import UsageError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
     from matplotlib.text import Text
 
 FORMATS = ("png", "svg", "pdf")
@@ -30,7 +29,7 @@ _INK, _MUTED, _GRID, _PAPER, _BAR, _EDGE = "#22272e", "#6b7280", "#e5e7eb", "#ff
 
 
 def plot(statistics: Statistics, title: str, *, format: str = "png") -> bytes:
-    """The picture, as a file of one of `FORMATS`. `UsageError` where matplotlib is not installed."""
+    """Draw the picture; return a file of one of `FORMATS`. `UsageError` where matplotlib is not installed."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -42,7 +41,19 @@ def plot(statistics: Statistics, title: str, *, format: str = "png") -> bytes:
     grid = figure.add_gridspec(
         2, 3, width_ratios=(1.25, 1, 1), left=0.125, right=0.975, bottom=0.075, top=0.815, wspace=0.28, hspace=0.46
     )
-    _heading(figure, statistics, title)
+    _write(figure.text(0.025, 0.94, "", fontsize=17, fontweight="bold", color=_INK), title)
+    parts = [
+        f"{statistics.images:,} images",
+        f"{statistics.boxes:,} boxes",
+        f"{len(statistics.classes):,} classes",
+    ]
+    less = (
+        (statistics.empty, "images without objects"),
+        (statistics.unannotated, "without annotation"),
+        (statistics.unusable, "unusable"),
+    )
+    parts += [f"{number:,} {what}" for number, what in less if number]
+    _write(figure.text(0.025, 0.9, "", fontsize=11, color=_MUTED), "   ·   ".join(parts))
     _classes(figure.add_subplot(grid[:, 0]), statistics)
     _boxes_per_image(figure.add_subplot(grid[0, 1]), statistics)
     _image_sizes(figure.add_subplot(grid[0, 2]), statistics)
@@ -55,25 +66,6 @@ def plot(statistics: Statistics, title: str, *, format: str = "png") -> bytes:
     return out.getvalue()
 
 
-def _heading(figure: Figure, statistics: Statistics, title: str) -> None:
-    _write(figure.text(0.025, 0.94, "", fontsize=17, fontweight="bold", color=_INK), title)
-    parts = [
-        f"{statistics.images:,} images",
-        f"{statistics.boxes:,} boxes",
-        f"{len(statistics.classes):,} classes",
-        *(
-            f"{number:,} {what}"
-            for number, what in (
-                (statistics.empty, "images without objects"),
-                (statistics.unannotated, "without annotation"),
-                (statistics.unusable, "unusable"),
-            )
-            if number
-        ),
-    ]
-    _write(figure.text(0.025, 0.9, "", fontsize=11, color=_MUTED), "   ·   ".join(parts))
-
-
 def _classes(axes: Axes, statistics: Statistics) -> None:
     of_boxes = statistics.boxes > 0
     shown = list(statistics.classes[:_SHOWN_CLASSES])
@@ -81,8 +73,7 @@ def _classes(axes: Axes, statistics: Statistics) -> None:
     numbers = [each.boxes if of_boxes else each.images for each in shown]
     names = [each.label for each in shown]
     bars = [tuple(c / 255 for c in colours[name]) for name in names]
-    rest = statistics.classes[_SHOWN_CLASSES:]
-    if rest:
+    if rest := statistics.classes[_SHOWN_CLASSES:]:
         numbers.append(sum(each.boxes if of_boxes else each.images for each in rest))
         names.append(f"{len(rest):,} more")
         bars.append((0.8, 0.8, 0.8))
@@ -135,11 +126,10 @@ def _image_sizes(axes: Axes, statistics: Statistics) -> None:
     axes.set_xlim(0, largest * 1.2)
     axes.set_ylim(0, largest * 1.2)
     axes.plot([0, largest * 1.2], [0, largest * 1.2], color=_GRID, linewidth=1, zorder=0)
+    most = ""
     if sizes:
         (width, height), images = sizes[0]
         most = f"most often {width:,} × {height:,} ({100 * images / max(1, sum(n for _, n in sizes)):.0f} %)"
-    else:
-        most = ""
     _finish(axes, "Image sizes", under=most, left="height, px", bottom="width, px", grid="both")
 
 
@@ -156,8 +146,7 @@ def _box_areas(axes: Axes, statistics: Statistics) -> None:
 
 def _box_aspects(axes: Axes, statistics: Statistics) -> None:
     _bins(axes, ASPECT_EDGES, statistics.box_aspects)
-    labels = {1 / 16: "1:16", 1 / 8: "1:8", 1 / 4: "1:4", 1 / 2: "1:2", 1.0: "1:1", 2.0: "2:1", 4.0: "4:1", 8.0: "8:1"}
-    labels[16.0] = "16:1"
+    labels = {1 / n: f"1:{n}" for n in (16, 8, 4, 2)} | {float(n): f"{n}:1" for n in (1, 2, 4, 8, 16)}
     axes.set_xticks(list(labels), list(labels.values()))
     _finish(axes, "Box width : height", left="boxes")
 
@@ -173,7 +162,7 @@ def _bins(axes: Axes, edges: Sequence[float], numbers: Sequence[int]) -> None:
 
 
 def _finish(axes: Axes, title: str, *, under: str = "", left: str = "", bottom: str = "", grid: str = "y") -> None:
-    """The same looks for all of them."""
+    """Give all of them the same looks."""
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     above: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points"}
@@ -183,7 +172,7 @@ def _finish(axes: Axes, title: str, *, under: str = "", left: str = "", bottom: 
         axes.spines[side].set_visible(False)
     axes.spines["bottom"].set_color(_GRID)
     axes.set_axisbelow(True)
-    if grid in ("y", "both"):
+    if grid != "x":
         axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
         axes.grid(axis="both" if grid == "both" else "y", color=_GRID, linewidth=0.8)
