@@ -8,15 +8,17 @@ threads and raises the store's errors.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYet
+from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
-from datacache.catalog.objects import ObjectWriter, Stored
+from datacache.catalog.objects import MAX_OBJECT_BYTES, ObjectWriter, Stored
 from datacache.core.concurrency import ByteBudget
 from datacache.core.errors import DatacacheError, StoreError
 from datacache.core.ids import BLOCK_BYTES, ObjectRef
@@ -42,11 +44,25 @@ class DestinationError(DatacacheError):
         self.error = error
 
 
-class Limits(NamedTuple):
-    """What one object may take. A reference costs nothing, so its size is not limited."""
+@dataclass(frozen=True, kw_only=True)
+class JsonlOptions:
+    """How lines are imported."""
 
-    max_bytes: int
-    timeout_s: float
+    copy: bool = False
+    """Copy objects of stores, too, instead of naming them."""
+    objects: str = ""
+    """URL of the storage for copies, in place of the setting."""
+    concurrency: int = 0
+    """Lines at a time, at most `jsonl.MAX_CONCURRENCY`; 0 for the setting."""
+    max_object_bytes: int = MAX_OBJECT_BYTES
+    """What an object may have that is copied. A reference costs nothing, so its size is not limited."""
+    object_timeout_s: float = 300.0
+    skip_failed: bool = False
+    """Commit without the lines that fail."""
+    allow_local: tuple[str | os.PathLike[str], ...] = ()
+    """Folders besides the list's own whose files it may name."""
+    allow_network: tuple[str, ...] = ()
+    """Hosts and networks besides those of the setting that it may name, see `core.addresses.parse_network_rule`."""
 
 
 class Fetcher:
@@ -61,33 +77,32 @@ class Fetcher:
         stores: Stores,
         web: Web,
         objects: ObjectWriter | None,
+        options: JsonlOptions,
         *,
         sources: Mapping[str, int],
         objects_source: int,
-        copy: bool,
-        limits: Limits,
         stop: Callable[[], bool],
     ) -> None:
-        self._stores, self._web, self._objects = stores, web, objects
-        self._sources, self._objects_source = sources, objects_source
-        self._copy, self._limits, self._stop = copy, limits, stop
+        self._stores, self._web, self._objects, self._options = stores, web, objects, options
+        self._sources, self._objects_source, self._stop = sources, objects_source, stop
         self._budget = ByteBudget(IN_FLIGHT_BYTES)
 
     def fetch(self, line: Line) -> Entry:
-        """The entry of a line."""
+        """Return the entry of a line."""
         if line.url:
             return self._from_web(line)
         store = self._stores.get(line.store)
-        if self._copy:
+        if self._options.copy:
             return self._copied(line, store)
         info = store.head(line.key)
         key = None if line.key.encode("utf-8", "surrogateescape") == line.path else _raw(line.key)
         return Entry(line.path, info.size_bytes, info.mtime_ns, info.etag, info.version, self._sources[line.store], key)
 
     def renew(self, entry: Entry) -> bool:
-        """Store a copy again, so that garbage collection takes it for new; whether it was still there and whole."""
+        """Store a copy again, so that garbage collection takes it for new. Tell whether it was still there and
+        whole."""
         key = (entry.key or b"").decode("utf-8", "surrogateescape")
-        clock = Clock(key, self._limits.timeout_s)
+        clock = Clock(key, self._options.object_timeout_s)
         with Room(self._budget) as room:
             room.take(entry.size_bytes, clock)
             try:
@@ -100,8 +115,8 @@ class Fetcher:
     def _from_web(self, line: Line) -> Entry:
         shown = line.shown
         with Room(self._budget) as room:
-            clock = Clock(shown, self._limits.timeout_s)
-            body = self._web.get(Request(line.url, shown, room, clock, self._limits.max_bytes, self._stop))
+            clock = Clock(shown, self._options.object_timeout_s)
+            body = self._web.get(Request(line.url, shown, room, clock, self._options.max_object_bytes, self._stop))
             if body.is_page and not line.path.decode().lower().endswith(_PAGES):
                 raise StoreError(f"{shown}: the server sent a web page in place of the file", url=shown)
             stored = self._put(body.data)
@@ -111,26 +126,16 @@ class Fetcher:
     def _copied(self, line: Line, store: ObjectStore) -> Entry:
         info = store.head(line.key)
         ref = info.ref(store.url)
-        if info.size_bytes > self._limits.max_bytes:
-            raise TooLargeError(
-                f"{ref.url}: it has {info.size_bytes:,} bytes, more than the {self._limits.max_bytes:,} bytes that one "
-                "object may have",
-                url=ref.url,
-            )
-        clock = Clock(ref.url, self._limits.timeout_s)
+        if info.size_bytes > self._options.max_object_bytes:
+            most = f"the {self._options.max_object_bytes:,} bytes that one object may have"
+            raise TooLargeError(f"{ref.url}: it has {info.size_bytes:,} bytes, more than {most}", url=ref.url)
+        clock = Clock(ref.url, self._options.object_timeout_s)
         with Room(self._budget) as room:
             room.take(info.size_bytes, clock)
             stored = self._put(self._read(store, ref, clock))
         # The original's ETag and time: a copy of what did not change is no change.
-        return Entry(
-            line.path,
-            stored.size_bytes,
-            info.mtime_ns,
-            info.etag or stored.hex,
-            "",
-            self._objects_source,
-            _raw(stored.key),
-        )
+        etag, key = info.etag or stored.hex, _raw(stored.key)
+        return Entry(line.path, stored.size_bytes, info.mtime_ns, etag, "", self._objects_source, key)
 
     @property
     def _writer(self) -> ObjectWriter:
@@ -167,7 +172,7 @@ long."""
 def ordered(
     work: Callable[[_T], _R], items: Iterable[_T], *, threads: int, meanwhile: Callable[[], None] | None = None
 ) -> Iterator[_R]:
-    """`work(item)` for each item. Errors of `work` are raised here, in their turn.
+    """Yield `work(item)` for each item. Errors of `work` are raised here, in their turn.
 
     `meanwhile` is called here a few times a second while nothing else happens. What is under way when the caller stops
     early is left to itself.

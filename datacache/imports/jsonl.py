@@ -21,7 +21,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -31,7 +30,7 @@ from datacache.catalog.objects import MAX_OBJECT_BYTES, REFRESH_AFTER_S, SMALL_B
 from datacache.core.addresses import parse_network_rules
 from datacache.core.errors import ImportFailedError, StoreError, UsageError
 from datacache.imports.failures import Failure, Failures, code_of
-from datacache.imports.fetch import DestinationError, Fetcher, Limits, ordered
+from datacache.imports.fetch import DestinationError, Fetcher, JsonlOptions, ordered
 from datacache.imports.journal import Done, Journal, origin_of
 from datacache.imports.lines import METADATA, Line, LinesFile, Plan
 from datacache.imports.places import WEB, Places, check_import
@@ -45,26 +44,6 @@ COMMAND = "import-jsonl"
 MAX_CONCURRENCY = 256
 """More would run into the usual limit of 1,024 open files, and help no server."""
 _by_path = attrgetter("path")
-
-
-@dataclass(frozen=True, kw_only=True)
-class JsonlOptions:
-    """How lines are imported."""
-
-    copy: bool = False
-    """Copy objects of stores, too, instead of naming them."""
-    objects: str = ""
-    """URL of the storage for copies, in place of the setting."""
-    concurrency: int = 0
-    """Lines at a time, at most `MAX_CONCURRENCY`; 0 for the setting."""
-    max_object_bytes: int = MAX_OBJECT_BYTES
-    object_timeout_s: float = 300.0
-    skip_failed: bool = False
-    """Commit without the lines that fail."""
-    allow_local: tuple[str | os.PathLike[str], ...] = ()
-    """Folders besides the list's own whose files it may name."""
-    allow_network: tuple[str, ...] = ()
-    """Hosts and networks besides those of the setting that it may name, see `core.addresses.parse_network_rule`."""
 
 
 class JsonlProgress(NamedTuple):
@@ -170,18 +149,14 @@ class _Run:
             self._sources.append(self._objects.source)
         stopped = threading.Event()
         stack.callback(stopped.set)
+        web = Web(request_timeout_s=settings.store_timeout_s, connections=self._threads, rule=plan.places.rule)
         self._fetcher = Fetcher(
             stack.enter_context(closing(Stores(settings))),
-            stack.enter_context(
-                closing(
-                    Web(request_timeout_s=settings.store_timeout_s, connections=self._threads, rule=plan.places.rule)
-                )
-            ),
+            stack.enter_context(closing(web)),
             self._objects,
+            options,
             sources={store: number for number, store in enumerate(stores)},
             objects_source=self._copies_source,
-            copy=options.copy,
-            limits=Limits(options.max_object_bytes, options.object_timeout_s),
             stop=stopped.is_set,
         )
         self._entries: Sorter[Entry] = stack.enter_context(Sorter(_by_path))

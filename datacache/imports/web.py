@@ -90,7 +90,7 @@ class Web:
         self._failed: Counter[str] = Counter()  # by host, in a row; a race miscounts by a few, no more
 
     def get(self, request: Request) -> Body:
-        """The object at a URL.
+        """Return the object at a URL.
 
         A server that is busy or breaks off is asked again until the clock, or the timeout of a request, has run out; a
         host that was never met and refuses connections, or has no address, for `UNREACHED_S`.
@@ -134,6 +134,7 @@ class Web:
         try:
             body = _read(answer, request)
             whole = True
+            return body
         except (urllib3.exceptions.HTTPError, OSError) as exc:
             if isinstance(exc, DatacacheError):
                 raise
@@ -141,10 +142,9 @@ class Web:
         finally:
             # Read to its end, it goes back to the pool; otherwise the connection is cut, not drained.
             answer.release_conn() if whole else answer.close()
-        return body
 
     def _follow(self, url: str, shown: str, clock: Clock) -> urllib3.BaseHTTPResponse:
-        """The answer at the end of a URL's redirects, a 200."""
+        """Return the answer at the end of a URL's redirects, a 200."""
         at = url
         for _ in range(MAX_REDIRECTS + 1):
             clock.check()

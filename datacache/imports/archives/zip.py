@@ -157,8 +157,7 @@ class ZipExport(Export):
             if value == 0xFFFFFFFF:
                 if len(long) < 8:
                     raise self.damaged(repr(name)[2:-1], "its size or place is missing")
-                (sizes[number],) = struct.unpack_from("<Q", long)
-                long = long[8:]
+                sizes[number], long = int.from_bytes(long[:8], "little"), long[8:]
         size, packed, offset = sizes
         mtime_ns = _mtime_ns(date, time, extras.get(_UNIX_TIME, b""))
         return _Entry(name, extras, flags, method, crc, packed, size, attributes >> 16, mtime_ns, offset)
