@@ -38,6 +38,7 @@ _COCO_NAME: Final = re.compile(rb"coco|instances|annotations|(?:^|[^a-z])(?:trai
 _COCO: Final = re.compile(rb'"(?:images|annotations|categories)"\s*:\s*\[\s*[\]{]')
 _OTHER_COCO: Final = re.compile(rb"(?:captions|panoptic|stuff|person_keypoints|image_info)_")
 _VOC: Final = re.compile(rb"<(?:[\w.-]+:)?annotation[\s>]", re.IGNORECASE)
+"""The root element of Pascal VOC; CVAT's own XML has `<annotations>`."""
 _KERAS: Final = re.compile(rb"[^\s,][ \t](?:[-+.\dnaife]+,){4}\d+(?:[ \t]|$)", re.MULTILINE)
 
 
@@ -63,16 +64,6 @@ class _Sample:
 def is_notes(path: bytes) -> bool:
     """Tell whether a text file is for people, by its name."""
     return _NOTES.search(path.lower().rpartition(b"/")[2]) is not None
-
-
-def _is_coco(data: bytes) -> bool:
-    """Tell whether a list of COCO stands in its beginning."""
-    return _COCO.search(data[:_HEAD_BYTES].replace(b"\0", b"")) is not None  # UTF-16 is ASCII with zeros between
-
-
-def _is_voc(data: bytes) -> bool:
-    """Tell whether it has the root element of Pascal VOC (CVAT's own XML has `<annotations>`)."""
-    return _VOC.search(data[:_HEAD_BYTES].replace(b"\0", b"")) is not None
 
 
 def _text_kind(data: bytes) -> str:
@@ -193,13 +184,15 @@ def read_class_list(read: Read, layout: Layout, given: Sequence[str] | None = No
     if not FORMATS[layout.format].numbered:
         return ClassList(())
     try:
-        found = _own_classes(read, layout)
+        if layout.data_yamls:
+            yamls = [(path, read_data_yaml(read(path), text(path))) for path in layout.data_yamls]
+            names = _same([(path, content.classes) for path, content in yamls])
+            return ClassList(names, any(content.pose for _, content in yamls))
+        if layout.class_lists:
+            return ClassList(_same([(path, read_classes(read(path), text(path))) for path in layout.class_lists]))
     except (UsageError, AnnotationError):
         if given is None:
             raise
-        found = None
-    if found is not None:
-        return found
     if given is not None:
         pose = any(re.search(rb"^kpt_shape\s*:", read(path), re.MULTILINE) for path in layout.data_yamls)
         return ClassList(tuple(given), pose, given=True)
@@ -208,16 +201,6 @@ def read_class_list(read: Read, layout: Layout, given: Sequence[str] | None = No
         "names them"
     )
     return ClassList((), problems=(Problem("classes-missing", "noted", "", 0, message),))
-
-
-def _own_classes(read: Read, layout: Layout) -> ClassList | None:
-    if layout.data_yamls:
-        yamls = [(path, read_data_yaml(read(path), text(path))) for path in layout.data_yamls]
-        names = _same([(path, content.classes) for path, content in yamls])
-        return ClassList(names, any(content.pose for _, content in yamls))
-    if layout.class_lists:
-        return ClassList(_same([(path, read_classes(read(path), text(path))) for path in layout.class_lists]))
-    return None
 
 
 def text(path: bytes) -> str:
@@ -325,7 +308,7 @@ class _Seen:
 
     def _has_voc(self) -> bool:
         sample = self.xml.paths
-        return any(self._images_of(path) for path in sample) or any(_is_voc(self._read(p)) for p in sample[:_FEW])
+        return any(self._images_of(path) for path in sample) or any(_VOC.search(self._head(p)) for p in sample[:_FEW])
 
     def _has_yolo(self) -> bool:
         lists = {*self._keras, *self._image_lists}
@@ -337,7 +320,7 @@ class _Seen:
     def _coco(self) -> list[bytes]:
         complete = len(self.json.paths) == self.json.count
         candidates = sorted({*(self.json.paths if complete else ()), *self.coco_names})
-        found = [path for path in candidates if not self._images_of(path) and _is_coco(self._read(path))]
+        found = [path for path in candidates if not self._images_of(path) and _COCO.search(self._head(path))]
         # The original's captions and panoptic masks say nothing that its instances do not.
         return [path for path in found if not _OTHER_COCO.match(path.lower().rpartition(b"/")[2])] or found
 
@@ -359,6 +342,9 @@ class _Seen:
 
     def _images_of(self, path: bytes) -> tuple[bytes, ...]:
         return self._pairs[path[path.rfind(b".") :].lower()].images_of(path)
+
+    def _head(self, path: bytes) -> bytes:
+        return self._read(path)[:_HEAD_BYTES].replace(b"\0", b"")  # UTF-16 is ASCII with zeros between
 
     def _kind(self, path: bytes) -> str:
         kind = self._kinds.get(path)

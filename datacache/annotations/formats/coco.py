@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from datacache.annotations.check import clean_label
@@ -37,7 +38,7 @@ _AT_A_TIME: Final = 500
 
 
 def parse(data: bytes | memoryview, file: str) -> DraftFile:
-    """Every image of the file, also those without an object, in the order of `images`.
+    """Read every image of the file, also those without an object, in the order of `images`.
 
     Entries of one `file_name` are taken together. A category without a name becomes the label `class_7`. All of the
     file is in memory, several times its size. For boxes, and problems of objects, the line is the number of the
@@ -56,17 +57,17 @@ def parse(data: bytes | memoryview, file: str) -> DraftFile:
             reader.problem("list-missing", action, f"there is no list of `{name}`, but {kind(entries)}")
             continue
         for number, entry in enumerate(entries):
+            where = f"{name}[{number}]"
             reader.number = number + 1 if name == "annotations" else 0
             if isinstance(entry, dict):
-                take(entry, f"{name}[{number}]")
+                take(entry, where)
             else:
-                message = f"{name}[{number}] is {kind(entry)} and no object; it is left out"
-                reader.problem("entry-malformed", "skipped", message)
+                reader.problem("entry-malformed", "skipped", f"{where} is {kind(entry)} and no object; it is left out")
     return reader.finish()
 
 
 def write(annotations: Iterable[Annotation], classes: Sequence[str]) -> Iterator[bytes]:
-    """The file in pieces, for checked annotations in the order of their paths; `path` becomes `file_name`.
+    """Write the file in pieces, for checked annotations in the order of their paths; `path` becomes `file_name`.
 
     Images are numbered from 1 as they come, objects likewise, categories from 1 in the order of `classes`, so the same
     input gives the same bytes. Boxes whose label is not in `classes` are left out, which is the caller's to report.
@@ -119,7 +120,7 @@ class _Reader:
         problems.append(Problem(code, action, self._file, self.number, message))
 
     def category(self, entry: dict[str, JSON], where: str) -> None:
-        """One of `categories`."""
+        """Take one of `categories`."""
         id, name = to_id(entry.get("id")), entry.get("name")
         if id is None:
             message = f"{where} has {shown(entry, 'id')} and so means no objects; it is left out"
@@ -142,7 +143,7 @@ class _Reader:
             self.problem("class-unlisted", "noted", message)
 
     def image(self, entry: dict[str, JSON], where: str) -> None:
-        """One of `images`."""
+        """Take one of `images`."""
         id, name = to_id(entry.get("id")), entry.get("file_name")
         if not isinstance(name, str) or not name.strip():
             self._lost_image(id, where, f"has {shown(entry, 'file_name')}")
@@ -163,7 +164,7 @@ class _Reader:
             image.height = self._side(entry, "height", image)
 
     def object(self, entry: dict[str, JSON], where: str) -> None:
-        """One of `annotations`."""
+        """Take one of `annotations`."""
         image_id, own_id = to_id(entry.get("image_id")), to_id(entry.get("id"))
         if own_id is not None:
             where += f", id {own_id if len(own_id) <= 60 else quote(own_id)}"
@@ -174,21 +175,26 @@ class _Reader:
             self.problem("image-unknown", "skipped", message)
             return
         where += f", of {quote(image.name)}"
-        label = self._label(entry, where, image)
-        edges = self._edges(entry, where, image) if label else None
-        if label is None or edges is None:
+        id = to_id(entry.get("category_id"))
+        if id is None:
+            self.problem("label-empty", "skipped", f"{where} has {shown(entry, 'category_id')}; it is left out", image)
+            return
+        label = self._labels.get(id)
+        if label is None:
+            count, number, first = self._unlisted.get(id, (0, self.number, where))
+            self._unlisted[id] = count + 1, number, first
+            label = unlisted(id)
+        edges = self._edges(entry, where, image)
+        if edges is None:
             return
         flags, attributes = _attributes(entry)
         if to_text(entry.get("iscrowd")) in _TRUE:
             attributes["iscrowd"] = "1"
-            message = f"{where} is a crowd; its box is kept as one object"
-            self.problem("crowd", "noted", message, image)
-        difficult, truncated, occluded = flags
-        texts = tuple(sorted(attributes.items()))
-        image.boxes.append(Box(label, *edges, difficult, truncated, occluded, texts, self.number))
+            self.problem("crowd", "noted", f"{where} is a crowd; its box is kept as one object", image)
+        image.boxes.append(Box(label, *edges, *flags, tuple(sorted(attributes.items())), self.number))
 
     def finish(self) -> DraftFile:
-        """All of it."""
+        """Return all of it."""
         for id, (count, number, first) in self._unlisted.items():
             self.number = number
             objects = f"{first} is" if count == 1 else f"{first}, and {count - 1:,} more are"
@@ -216,19 +222,6 @@ class _Reader:
             return 0
         return int(number)
 
-    def _label(self, entry: dict[str, JSON], where: str, image: _Image) -> str | None:
-        id = to_id(entry.get("category_id"))
-        if id is None:
-            message = f"{where} has {shown(entry, 'category_id')}; it is left out"
-            self.problem("label-empty", "skipped", message, image)
-            return None
-        label = self._labels.get(id)
-        if label is None:
-            count, number, first = self._unlisted.get(id, (0, self.number, where))
-            self._unlisted[id] = count + 1, number, first
-            label = unlisted(id)
-        return label
-
     def _edges(self, entry: dict[str, JSON], where: str, image: _Image) -> tuple[float, float, float, float] | None:
         bbox = entry.get("bbox")
         if isinstance(bbox, list) and len(bbox) == 4:
@@ -253,32 +246,28 @@ class _Reader:
         return around
 
 
+@dataclass(slots=True)
 class _Image:
     """One image while a file is read."""
 
-    __slots__ = ("boxes", "height", "name", "problems", "width")
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.width = self.height = 0
-        self.boxes: list[Box] = []
-        self.problems: list[Problem] = []
+    name: str
+    width: int = 0
+    height: int = 0
+    boxes: list[Box] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
 
 
 def _attributes(entry: dict[str, JSON]) -> tuple[tuple[bool, bool, bool], dict[str, str]]:
-    """The flags, and the other attributes as texts."""
+    """Return the flags, and the other attributes as texts."""
     given = entry.get("attributes")
     given = dict(given) if isinstance(given, dict) else {}
     if "score" in entry:
         given.setdefault("score", entry["score"])
-    raised = set()
-    for name in _FLAGS:
-        text = to_text(given.get(name, "")).lower()
-        if text in _TRUE:
-            raised.add(name)
+    difficult, truncated, occluded = texts = [to_text(given.get(name, "")).lower() for name in _FLAGS]
+    for name, text in zip(_FLAGS, texts, strict=True):
         if text in _TRUE or text in _FALSE:
             given.pop(name, None)
-    return ("difficult" in raised, "truncated" in raised, "occluded" in raised), {
+    return (difficult in _TRUE, truncated in _TRUE, occluded in _TRUE), {
         # JSON can hold halves of characters, which no other file can.
         _HALVES.sub("\ufffd", name): _HALVES.sub("\ufffd", to_text(value))
         for name, value in given.items()
@@ -287,7 +276,7 @@ def _attributes(entry: dict[str, JSON]) -> tuple[tuple[bool, bool, bool], dict[s
 
 
 def _polygons_box(segmentation: JSON) -> tuple[float, float, float, float] | None:
-    """Around all polygons; None where there are none (run-length masks always come with a bbox)."""
+    """Return the box around all polygons; None where there are none (run-length masks always come with a bbox)."""
     if not isinstance(segmentation, list):
         return None
     parts = segmentation if all(isinstance(part, list) for part in segmentation) else [segmentation]
@@ -301,7 +290,7 @@ def _polygons_box(segmentation: JSON) -> tuple[float, float, float, float] | Non
 
 
 def _object(box: Box) -> str:
-    """The members of an object that a box knows."""
+    """Write the members of an object that a box knows."""
     width, height = box.x2 - box.x1, box.y2 - box.y1
     bbox = ",".join(map(_digits, (box.x1, box.y1, width, height)))
     attributes: dict[str, str | bool] = dict(box.attributes)
@@ -312,5 +301,5 @@ def _object(box: Box) -> str:
 
 
 def _digits(value: float) -> str:
-    """The shortest text that is read as the same number."""
+    """Return the shortest text that is read as the same number."""
     return str(int(value)) if value == int(value) else repr(float(value))

@@ -28,7 +28,7 @@ _MAX_PLAIN_BYTES: Final = 2**20
 
 
 def parse(data: bytes | memoryview, file: str, *, origin: int = 0) -> tuple[Draft, list[Problem]]:
-    """What an annotation file says, not yet checked against the image, and what had to be mended to read it.
+    """Read what an annotation file says, not yet checked against the image, and what had to be mended to read it.
 
     `AnnotationError` for one that cannot be used at all: broken XML, entities, no annotation, unknown encoding, too
     large. Labels are as the file has them; `check` cleans them.
@@ -107,7 +107,7 @@ _END: Final = re.compile(f"</annotation>{_SPACE}")
 
 
 def _parse_plain(data: bytes | memoryview, file: str, origin: int) -> Draft | None:
-    """What the file says if it is of the plainest kind and nothing about it is unusual; None for any other."""
+    """Read what the file says if it is of the plainest kind and nothing about it is unusual; None for any other."""
     try:
         text = str(data, "utf-8")
     except UnicodeDecodeError:
@@ -153,7 +153,7 @@ _ESCAPES: Final = {"\r": "&#13;"}
 
 
 def write(annotation: Annotation, *, origin: int = 0, folder: str = "", depth: int = 3) -> bytes:
-    """The annotation as a Pascal VOC file: the same bytes for the same annotation.
+    """Write the annotation as a Pascal VOC file: the same bytes for the same annotation.
 
     Boxes, labels, flags and attributes are read back as they are (attributes beside the pose as CVAT writes them). What
     XML cannot hold is written as U+FFFD; labels of the whole image have no place in the format.
@@ -186,19 +186,14 @@ def _object_lines(box: Box, origin: int) -> list[str]:
         f"\t\t<difficult>{box.difficult:d}</difficult>\n\t\t<bndbox>",
         f"\t\t\t<xmin>{number_text(box.x1, origin)}</xmin>\n\t\t\t<ymin>{number_text(box.y1, origin)}</ymin>",
         f"\t\t\t<xmax>{number_text(box.x2, 0)}</xmax>\n\t\t\t<ymax>{number_text(box.y2, 0)}</ymax>\n\t\t</bndbox>",
-        *_attribute_lines(attributes),
+        *(["\t\t<attributes>", *map(_pair_text, attributes), "\t\t</attributes>"] if attributes else []),
         "\t</object>",
     ]
 
 
-def _attribute_lines(attributes: list[tuple[str, str]]) -> list[str]:
-    if not attributes:
-        return []
-    pairs = (
-        f"\t\t\t<attribute>\n\t\t\t\t<name>{_escaped(name)}</name>\n\t\t\t\t<value>{_escaped(value)}</value>\n\t\t\t</attribute>"
-        for name, value in attributes
-    )
-    return ["\t\t<attributes>", *pairs, "\t\t</attributes>"]
+def _pair_text(pair: tuple[str, str]) -> str:
+    name, value = map(_escaped, pair)
+    return f"\t\t\t<attribute>\n\t\t\t\t<name>{name}</name>\n\t\t\t\t<value>{value}</value>\n\t\t\t</attribute>"
 
 
 def _escaped(text: str) -> str:

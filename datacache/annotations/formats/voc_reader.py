@@ -44,7 +44,7 @@ _FLAG_TEXTS: Final = {
 
 
 def attributes_of(pose: str | None) -> tuple[tuple[str, str], ...]:
-    """A pose as attributes: none where it is not specified."""
+    """Return a pose as attributes: none where it is not specified."""
     if pose is None or pose == "Unspecified":
         return ()
     pose = pose.strip()
@@ -79,13 +79,15 @@ class VocReader:
         self._attributes: list[tuple[str, str]] = []
 
     def read(self, text: str) -> tuple[Draft, list[Problem]]:
-        """What the file says. `AnnotationError` for one that cannot be used."""
+        """Read what the file says. `AnnotationError` for one that cannot be used."""
         self._parser = parser = expat.ParserCreate()
         parser.buffer_text = True
         parser.StartElementHandler = self._start
         parser.EndElementHandler = self._end
         parser.CharacterDataHandler = self._text.append
-        parser.StartDoctypeDeclHandler = self._doctype
+        parser.StartDoctypeDeclHandler = lambda *_: self._note_once(
+            "xml-doctype", "the document type declaration is passed over"
+        )
         parser.EntityDeclHandler = self._entity
         parser.SkippedEntityHandler = self._entity
         parser.AttlistDeclHandler = self._attribute_list
@@ -106,14 +108,12 @@ class VocReader:
 
     def _start(self, tag: str, attributes: dict[str, str]) -> None:
         path = self._path
-        if ":" in tag:
+        if ":" in tag or "xmlns" in attributes:
             tag = tag.rpartition(":")[2]
-            self._note_once("xml-namespace", "names are taken without their namespace")
-        elif "xmlns" in attributes:
             self._note_once("xml-namespace", "names are taken without their namespace")
         known = tag if tag in _NAMES else _NAMES.get(tag.lower(), tag)
         if known != tag:
-            self._mend_once("tag-case", f"<{tag}> is taken as <{known}>")
+            self._note_once("tag-case", f"<{tag}> is taken as <{known}>", "repaired")
             tag = known
         path.append(tag)
         self._text.clear()
@@ -132,7 +132,8 @@ class VocReader:
                 self._refuse("not-voc", f"the file is no Pascal VOC annotation: its root element is <{tag[:60]}>")
         elif tag == _WRAPPER and depth == 2 and not self._wrapped:
             self._wrapped = True
-            self._mend_once("objects-wrapped", "the objects are in an <objects>; they are read as if they were not")
+            what = "the objects are in an <objects>; they are read as if they were not"
+            self._note_once("objects-wrapped", what, "repaired")
             path.pop()
         elif depth == 2:
             self._begin(tag)
@@ -143,15 +144,18 @@ class VocReader:
         if tag == _OBJECT:
             self._in_object = True
             self._line = self._parser.CurrentLineNumber
-            self._objects += 1
-            if self._objects > MAX_OBJECTS:
-                self._refuse("file-too-large", f"the file has more than {MAX_OBJECTS:,} objects")
+            self._count_object()
         elif tag == "size":
             if self._size_line:
                 self._ignore_repeated(tag)
             self._size_line = self._size_line or self._parser.CurrentLineNumber
         elif tag == "filename" and self._name is not None:
             self._ignore_repeated(tag)
+
+    def _count_object(self) -> None:
+        self._objects += 1
+        if self._objects > MAX_OBJECTS:
+            self._refuse("file-too-large", f"the file has more than {MAX_OBJECTS:,} objects")
 
     def _start_in_object(self, tag: str, depth: int) -> None:
         if depth == 3:
@@ -173,9 +177,7 @@ class VocReader:
 
     def _skip_misplaced(self) -> None:
         """Leave out an object that is in something that is not read, with a line that says where."""
-        self._objects += 1
-        if self._objects > MAX_OBJECTS:
-            self._refuse("file-too-large", f"the file has more than {MAX_OBJECTS:,} objects")
+        self._count_object()
         place = "/".join(part[:60] for part in self._path[1:-1])
         message = f"an <object> is in <{place}>, where objects are not read; the object is left out"
         self._report("object-misplaced", "skipped", self._parser.CurrentLineNumber, message)
@@ -201,7 +203,7 @@ class VocReader:
         path.pop()
 
     def _take(self, path: list[str], text: str) -> None:
-        """The text of an element that has no elements in it."""
+        """Take the text of an element that has no elements in it."""
         depth, tag = len(path), path[-1]
         if not self._in_object:
             if depth == 2 and tag == "filename":
@@ -219,9 +221,6 @@ class VocReader:
             self._attributes.append((f"actions/{tag}", text.strip()))
         elif depth == 5 and path[3] == "attribute" and tag in ("name", "value"):
             self._pair[tag == "value"] = text.strip()
-
-    def _doctype(self, *_: object) -> None:
-        self._note_once("xml-doctype", "the document type declaration is passed over")
 
     def _entity(self, name: str, *_: object) -> NoReturn:
         self._refuse("xml-entities", f"the file declares or uses the entity {quote(name)}; such files are not read")
@@ -241,14 +240,16 @@ class VocReader:
         missing = [side for side in _SIDES if not sides.get(side)]
         if missing:
             what = f"no <{missing[0]}>" if "bndbox" in fields else "no <bndbox>"
-            self._skip_object("box-missing", f"the object {quote(label)} has {what}")
+            message = f"the object {quote(label)} has {what}; the object is left out"
+            self._report("box-missing", "skipped", self._line, message)
             return
         try:
             x1, y1 = self._low[sides["xmin"]], self._low[sides["ymin"]]
             x2, y2 = EDGES[sides["xmax"]], EDGES[sides["ymax"]]
         except ValueError:
             texts = ", ".join(f"{side} {quote(sides[side])}" for side in _SIDES)
-            self._skip_object("box-text", f"the box of the object {quote(label)} is not of numbers: {texts}")
+            message = f"the box of the object {quote(label)} is not of numbers: {texts}; the object is left out"
+            self._report("box-text", "skipped", self._line, message)
             return
         difficult, truncated, occluded = (self._flag(name, fields.get(name, "")) for name in _FLAGS)
         attributes = sorted([*attributes, *attributes_of(fields.get("pose"))])
@@ -260,9 +261,6 @@ class VocReader:
         if value is None:
             self._report("flag-text", "noted", self._line, f"<{name}> is {quote(text)}; it is taken as 0")
         return bool(value)
-
-    def _skip_object(self, code: str, message: str) -> None:
-        self._report(code, "skipped", self._line, f"{message}; the object is left out")
 
     def _pixels(self, side: str) -> int:
         text = self._size.get(side, "")
@@ -285,9 +283,6 @@ class VocReader:
         if message not in self._reported:
             self._reported.add(message)
             self._report(code, action, self._parser.CurrentLineNumber, message)
-
-    def _mend_once(self, code: str, message: str) -> None:
-        self._note_once(code, message, "repaired")
 
     def _ignore_repeated(self, tag: str) -> None:
         self._ignored = len(self._path)
@@ -330,7 +325,7 @@ last pixel's number is the number of pixels up to its far edge."""
 
 
 def number_text(value: float, first: int) -> str:
-    """The shortest text that `Numbers(first)` reads as this number; without a fraction where it has none."""
+    """Return the shortest text that `Numbers(first)` reads as this number; without a fraction where it has none."""
     if value == int(value):
         return str(int(value) + first)
     return str(_EXACT.add(Decimal(repr(value)), first)) if first else repr(value)

@@ -39,7 +39,8 @@ _KNOWN: Final = re.compile(
 
 
 def decode(data: bytes, file: str) -> tuple[str, Problem | None]:
-    """The text, without a byte order mark, and what had to be mended. `AnnotationError` where no encoding fits."""
+    """Decode the text, without a byte order mark, and what had to be mended. `AnnotationError` where no encoding
+    fits."""
     for bom, name in _BOMS:
         if data.startswith(bom):
             text = _decoded(data, name)
@@ -54,7 +55,8 @@ def decode(data: bytes, file: str) -> tuple[str, Problem | None]:
     said = f"it declares {quote(declared)}" if declared else "it declares no encoding"
     guesses = [("UTF-8", _decoded(data, "utf-8"))]
     if not _is_damaged_utf8(data):
-        guesses += [(name, _plausible(_decoded(data, codec), looks)) for name, codec, looks in _SCRIPTS]
+        texts = ((name, _decoded(data, codec), looks) for name, codec, looks in _SCRIPTS)
+        guesses += [(name, text) for name, text, looks in texts if text is not None and looks(text)]
     for name, text in guesses:
         if text is not None:
             message = f"{said}, and its bytes are not so; it is read as {name}"
@@ -64,7 +66,7 @@ def decode(data: bytes, file: str) -> tuple[str, Problem | None]:
 
 
 def _codec(declared: str) -> str:
-    """Python's name for it, '' for one that is unknown, or that the first bytes have ruled out (UTF-16)."""
+    """Return Python's name for it, '' for one that is unknown, or that the first bytes have ruled out (UTF-16)."""
     try:
         name = codecs.lookup(declared).name
     except LookupError:
@@ -82,7 +84,8 @@ def _decoded(data: bytes, codec: str) -> str | None:
 
 
 def _is_damaged_utf8(data: bytes) -> bool:
-    """Whether this looks like UTF-8 with some bytes gone wrong, which can often be read as GB18030, as other words.
+    """Tell whether this looks like UTF-8 with some bytes gone wrong, which can often be read as GB18030, as other
+    words.
 
     Three bytes in a row that are a character of UTF-8 are rare in GB18030 (in two are not), and most of what is not
     ASCII in damaged Chinese or Japanese UTF-8.
@@ -113,10 +116,6 @@ _CHINESE_ODD: Final = re.compile(
     f"|[A-Za-z][{_HAN}][A-Za-z]"
 )
 _CHINESE_WORD: Final = re.compile(f"[A-Za-z]?[{_HAN}]+[A-Za-z]?")
-
-
-def _plausible(text: str | None, looks: Callable[[str], bool]) -> str | None:
-    return text if text is not None and looks(text) else None
 
 
 def _is_western(text: str) -> bool:
