@@ -23,7 +23,14 @@ _DRIVE: Final = re.compile(rb"^[A-Za-z]:")
 _IMAGES: Final = (b"images/", b"Images/", b"JPEGImages/", b"imgs/")
 _IMAGE_FOLDERS: Final = frozenset(folder[:-1] for folder in _IMAGES)
 _FOLDERS_KEPT: Final = 100_000
-
+_SPELLINGS: Final = {
+    "train": (b"train", b"training"),
+    "val": (b"val", b"valid", b"validation"),
+    "test": (b"test", b"testing"),
+}
+_SPLITS: Final = tuple(_SPELLINGS)
+Said = tuple[Draft, tuple[Problem, ...]]
+"""What is said of one image, and what was wrong with it."""
 
 WHOLE: Final = 2
 """The image has the whole name, in a folder that the file's names may be relative to."""
@@ -52,13 +59,8 @@ class NamedImages:
         self._places: dict[bytes, tuple[bytes, ...]] = {}
         self._exist: dict[bytes, bool] = {}
 
-    def find(self, name: str, file: bytes) -> bytes | None:
-        """The image that `named` finds."""
-        found = self.named(name, file)
-        return None if found is None else found.image
-
     def named(self, name: str, file: bytes) -> Named | None:
-        """The image that the file at `file` calls `name`; None where there is none, or no single one.
+        """Find the image that the file at `file` calls `name`; None where there is none, or no single one.
 
         Tried in this order, and each with the leading folders of the name dropped one by one: the folder of the file,
         folders of images beside it and above it (those of the file's own split first), and at last every folder of
@@ -75,9 +77,9 @@ class NamedImages:
         parts = [part for part in _DRIVE.sub(b"", name).split(b"/") if part not in (b"", b".", b"..")]
         if not parts:
             return None
-        places = self._places.get(file)
-        if places is None:
-            places = self._places[file] = tuple(dict.fromkeys(_places(file)))
+        if file not in self._places:
+            self._places[file] = tuple(dict.fromkeys(_places(file)))
+        places = self._places[file]
         whole = b"/".join(parts)
         for place in places:
             if self._is_there(place + whole):
@@ -85,10 +87,10 @@ class NamedImages:
         split = folder_split(whole) or file_split(file)
         for at in range(len(parts) - 1):
             rest = b"/".join(parts[at:])
-            folder = rest[: rest.rfind(b"/") + 1]
             for place in places if at else ():
                 if self._fits(place + rest, split):
                     return Named(place + rest, END, whole)
+            folder = rest[: rest.rfind(b"/") + 1]
             if any(self._exists(place + folder) for place in places):
                 return None
         for place in places:
@@ -134,18 +136,6 @@ def _places(file: bytes) -> Iterator[bytes]:
         yield from (place + images for images in _IMAGES)
 
 
-_SPELLINGS: Final = {
-    "train": (b"train", b"training"),
-    "val": (b"val", b"valid", b"validation"),
-    "test": (b"test", b"testing"),
-}
-
-
-Said = tuple[Draft, tuple[Problem, ...]]
-"""What is said of one image, and what was wrong with it."""
-_SPLITS: Final = ("train", "val", "test")
-
-
 class _Claim(NamedTuple):
     named: Named
     said: Said
@@ -187,31 +177,31 @@ class Drafts:
             chosen = [claim for claim in several if claim.named.certainty == best]
             for claim in several:
                 if claim.named.certainty != best:
-                    self._lose(claim.said, f", and {_shown(image)} is another")
+                    self._lose(claim.said, f", and {quote(text(image))} is another")
             if best == BY_NAME:
                 self._by_name.setdefault(image, []).extend(chosen)
-            elif best == WHOLE or _of_one_name(chosen):
+            elif best == WHOLE or len({claim.named.name for claim in chosen}) == 1:
                 for claim in chosen:
                     self._take(image, claim.said)
             else:
                 self._lose_all(image, chosen)
 
     def finish(self) -> dict[bytes, Said]:
-        """By image. Names that fit by their last part alone are looked at now that all exact ones are known."""
+        """Return it by image. Names that fit by their last part alone are looked at now that all exact ones are
+        known."""
         for image, claims in self._by_name.items():
-            if image in self._drafts or not _of_one_name(claims):
+            if image in self._drafts or len({claim.named.name for claim in claims}) > 1:
                 self._lose_all(image, claims)
                 continue
-            for claim in claims:
-                draft, problems = claim.said
-                message = f"there is no image {draft.name!r} in the snapshot; {_shown(image)} is taken for it"
+            for _, (draft, problems) in claims:
+                message = f"there is no image {draft.name!r} in the snapshot; {quote(text(image))} is taken for it"
                 by_name = Problem("image-by-name", "noted", draft.file, draft.line, message)
                 self._take(image, (draft, (*problems, by_name)))
         for (one, other), of in self._repeats.items():
             where = f"are in {one}, too" if one != other else "are named there in several ways"
             message = (
-                f"{of.images:,} image(s), {_shown(of.first)} first, {where}: {of.same:,} box(es) are the same and count"
-                f" once, {of.more:,} more are taken, too"
+                f"{of.images:,} image(s), {quote(text(of.first))} first, {where}: {of.same:,} box(es) are the same and "
+                f"count once, {of.more:,} more are taken, too"
             )
             self.problems.append(Problem("image-repeated", "noted", other, 0, message))
         return self._drafts
@@ -236,7 +226,7 @@ class Drafts:
             ranks = self._rank(first), self._rank(second)
             if ranks[0] < ranks[1] < len(_SPLITS):
                 kept, left = _SPLITS[ranks[0]], _SPLITS[ranks[1]]
-                message = f"{_shown(image)} is in {left} here, and in {kept} in {first.file}; it is in {kept}"
+                message = f"{quote(text(image))} is in {left} here, and in {kept} in {first.file}; it is in {kept}"
                 problems += (Problem("split-repeated", "repaired", second.file, second.line, message),)
         draft = first._replace(
             boxes=_lines_of(first, a, a.boxes) + _lines_of(first, b, more),
@@ -252,7 +242,7 @@ class Drafts:
 
     def _lose_all(self, image: bytes, claims: Iterable[_Claim]) -> None:
         for claim in claims:
-            self._lose(claim.said, f", and whether {_shown(image)} is meant is not clear")
+            self._lose(claim.said, f", and whether {quote(text(image))} is meant is not clear")
 
     def _lose(self, said: Said, more: str = "") -> None:
         draft, problems = said
@@ -261,14 +251,6 @@ class Drafts:
         self.problems.append(Problem("annotation-without-image", "skipped", draft.file, draft.line, message))
 
 
-def _of_one_name(claims: Iterable[_Claim]) -> bool:
-    return len({claim.named.name for claim in claims}) == 1
-
-
 def _lines_of(chosen: Draft, draft: Draft, boxes: tuple[Box, ...]) -> tuple[Box, ...]:
     """Boxes with their lines, which are those of the chosen file."""
     return boxes if draft.file == chosen.file else tuple(box._replace(line=0) for box in boxes)
-
-
-def _shown(image: bytes) -> str:
-    return quote(text(image))

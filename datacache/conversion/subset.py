@@ -14,7 +14,7 @@ from typing import Any
 from datacache.annotations.formats.metadata import is_metadata
 from datacache.annotations.layout import text
 from datacache.annotations.pairing import is_image
-from datacache.annotations.split_lists import ListedSplits, cut_down
+from datacache.annotations.split_lists import cut_down
 from datacache.annotations.table.ranges import Row
 from datacache.catalog.base import Catalog
 from datacache.catalog.commit import check_target, commit_manifest
@@ -49,15 +49,19 @@ def subset(
         raise UsageError("no image fits, and a snapshot without images is of no use", hint="Ask for less.")
     annotations = Annotations(snapshot, catalog, reading)
     rows = [row for row in annotations.table().rows() if row.path in wanted]
-    _expect_all(wanted, rows, snapshot)
+    missing = sorted(wanted.difference(row.path for row in rows if row.annotation is not None))
+    if missing:
+        more = f" and {len(missing) - 1:,} more" if len(missing) > 1 else ""
+        raise UsageError(f"{missing[0]!r}{more}: no image of {snapshot.record.ref}, or one that cannot be used")
     source = annotations.source
     if source.layout.lists:
         listed = annotations.splits()
+        in_splits = all(listed.of(_encode(row.path), _encode(row.annotation.source)) for row in rows if row.annotation)
         plan = Plan(
             to=source.format,
             naming=naming,
             reading=reading,
-            splits=None if all(_split(listed, row) for row in rows) else Splits(),
+            splits=None if in_splits else Splits(),
             keep_unannotated=True,
             only=wanted,
             lineage=lineage,
@@ -79,21 +83,8 @@ def subset(
     )
 
 
-def _expect_all(wanted: Collection[str], rows: Collection[Row], snapshot: Snapshot) -> None:
-    usable = {row.path for row in rows if row.annotation is not None}
-    missing = sorted(set(wanted) - usable)
-    if missing:
-        more = f" and {len(missing) - 1:,} more" if len(missing) > 1 else ""
-        raise UsageError(f"{missing[0]!r}{more}: no image of {snapshot.record.ref}, or one that cannot be used")
-
-
-def _split(listed: ListedSplits, row: Row) -> str:
-    assert row.annotation is not None
-    return listed.of(_encode(row.path), _encode(row.annotation.source))
-
-
 def _entries(source: AnnotationSource, snapshot: Snapshot, rows: Collection[Row], files: NewFiles) -> Iterator[Entry]:
-    """The entries of the subset: those of the images and their annotations, the lists cut down, and the rest."""
+    """Yield the entries of the subset: those of the images and their annotations, the lists cut down, and the rest."""
     layout, manifest = source.layout, snapshot.manifest
     images = {_encode(row.path) for row in rows}
     annotations = {_encode(row.annotation.source) for row in rows if row.annotation is not None}
@@ -115,12 +106,13 @@ def _entries(source: AnnotationSource, snapshot: Snapshot, rows: Collection[Row]
 
 
 def _named(line: bytes, file: bytes, named: NamedImages) -> bytes | None:
-    """The image that a line of `metadata.jsonl` is about."""
+    """Return the image that a line of `metadata.jsonl` is about."""
     try:
         name = json.loads(line)["file_name"]
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
-    return named.find(name, file) if isinstance(name, str) else None
+    found = named.named(name, file) if isinstance(name, str) else None
+    return None if found is None else found.image
 
 
 def _encode(path: str) -> bytes:

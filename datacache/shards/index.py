@@ -105,9 +105,10 @@ class ShardIndex:
         """Return a sample's files in the order in which they lie in the shard."""
         sample = self._number(sample)
         first = int(self._more_ends[sample - 1]) if sample else 0
-        found = [self._member("", sample)]
-        found += [self._member("more_", at) for at in range(first, int(self._more_ends[sample]))]
-        return found
+        return [
+            self._member("", sample),
+            *(self._member("more_", at) for at in range(first, int(self._more_ends[sample]))),
+        ]
 
     def find(self, sample: int, extension: str) -> Member | None:
         """Return a sample's file of this extension, or None."""
@@ -213,13 +214,11 @@ class IndexWriter:
             values = np.frombuffer(self._keys, np.uint8) if name == "keys" else np.array(self._columns[name])
             if name.endswith("extension") and len(values):
                 values = renumbered[values]
-            columns[name] = values.astype(_narrowest(types, int(values.max(initial=0))))
+            largest = int(values.max(initial=0))
+            dtypes = [_DTYPES[type] for type in types]
+            columns[name] = values.astype(next((d for d in dtypes if largest <= np.iinfo(d).max), dtypes[-1]))
         header = {"shard": shard, "size_bytes": size_bytes, "digest": digest, "format": format, "plan": plan}
         return ShardIndex(header | {"extensions": extensions}, columns)
-
-
-def _narrowest(types: str, largest: int) -> str:
-    return next((_DTYPES[type] for type in types if largest <= np.iinfo(_DTYPES[type]).max), _DTYPES[types[-1]])
 
 
 def _padding(size: int) -> bytes:

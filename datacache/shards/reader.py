@@ -150,11 +150,8 @@ class Shards:
     def first_here(self, sample: int) -> bytes | memoryview | None:
         """Return the first member, verified, if it is on this node, without a copy where it lies in one block. The
         caller must not keep it for long."""
-        size = int(self.sizes[sample])
-        if not size:
-            return None
-        offset = int(self.offsets[sample])
-        parts = self.files.here(self._locate(sample)[0], offset, offset + size)
+        place = self._place(sample)
+        parts = self.files.here(*place) if place[1] < place[2] else None
         if parts is None:
             return None
         data = parts[0] if len(parts) == 1 else b"".join(parts)
@@ -176,7 +173,10 @@ class Shards:
         except DatacacheError as exc:
             raise self._named(sample, exc) from exc
         if xxh3_64_intdigest(found) != member.digest:
-            raise self._damaged(sample)
+            shard_name, where = self.set.shards[shard].name, self.files.where
+            message = f"the bytes of {shard_name} in {where} are not those that were written"
+            hint = "The shard was damaged, or replaced by another one: copy it again, or see dsctl shard --check."
+            raise self._of_sample(sample, message, hint)
         return found
 
     def _named(self, sample: int, error: DatacacheError) -> DatacacheError:
@@ -184,14 +184,6 @@ class Shards:
         if isinstance(error, ShardError | ObjectNotFoundError | ObjectChangedError):
             return self._of_sample(sample, str(error), error.hint)
         return error
-
-    def _damaged(self, sample: int) -> ShardError:
-        name = self.name(sample)[0]
-        return self._of_sample(
-            sample,
-            f"the bytes of {name} in {self.files.where} are not those that were written",
-            "The shard was damaged, or replaced by another one: copy it again, or see dsctl shard --check.",
-        )
 
     def _of_sample(self, sample: int, message: str, hint: str) -> ShardError:
         shard, key = self.name(sample)
@@ -210,9 +202,8 @@ class Shards:
         return index
 
     def _open(self, number: int) -> ShardIndex | ShardError:
-        info = self.set.shards[number]
         try:
-            return self._checked(info)
+            return self._checked(self.set.shards[number])
         except ShardError as exc:
             return exc
 

@@ -75,8 +75,6 @@ def survey(manifest: Manifest) -> Survey:
     found = Survey()
     last = None
     for path in manifest.paths():
-        if path.endswith(b"/"):
-            continue
         if is_image(path):
             found.images += 1
             folder = path[: path.rfind(b"/") + 1]
@@ -194,7 +192,7 @@ def image_key(path: str) -> tuple[str, str]:
     stem, dot, extension = name.rpartition(".")
     if not dot or not stem:
         stem, extension = name, ""
-    return _key(folder, stem), _extension(extension)
+    return _key(folder, stem), _escaped(extension.lower()) or "bin"
 
 
 def group_key(path: str) -> tuple[str, str]:
@@ -202,7 +200,7 @@ def group_key(path: str) -> tuple[str, str]:
     *folder, name = path.split("/")
     bare = name.lstrip(".")
     stem, _, extension = bare.partition(".")
-    return _key(folder, name[: len(name) - len(bare)] + stem), _extension(extension)
+    return _key(folder, name[: len(name) - len(bare)] + stem), _escaped(extension.lower()) or "bin"
 
 
 class Names:
@@ -234,14 +232,12 @@ class Names:
             suffix = extension.replace(".", "_") if count == 1 and extension else str(count + 1)
             other = f"{key}_{suffix}"
             hashed = _hash(other)
-            if hashed not in self._given and not self._is_wanted(hashed):
+            at = int(np.searchsorted(self._all, np.uint64(hashed)))
+            wanted = at < len(self._all) and int(self._all[at]) == hashed
+            if hashed not in self._given and not wanted:
                 self._given.add(hashed)
                 return other
             count += 1
-
-    def _is_wanted(self, hashed: int) -> bool:
-        at = int(np.searchsorted(self._all, np.uint64(hashed)))
-        return at < len(self._all) and int(self._all[at]) == hashed
 
 
 def _hash(key: str) -> int:
@@ -249,22 +245,12 @@ def _hash(key: str) -> int:
 
 
 def _key(folders: list[str], stem: str) -> str:
-    parts = [_folder(folder) for folder in folders]
+    parts = [name.replace(".", "_") if name in (".", "..") else name or "_" for name in folders]
     key = _escaped("/".join([*parts, stem.replace(".", "_") or "_"]))
     return "%5f" + key[1:] if key.startswith(_SKIPPED) else key
 
 
-def _folder(name: str) -> str:
-    return name.replace(".", "_") if name in (".", "..") else name or "_"
-
-
-def _extension(text: str) -> str:
-    return _escaped(text.lower()) or "bin"
-
-
 def _escaped(text: str) -> str:
-    return _ODD.sub(_percent, text) if not text.isprintable() else text
-
-
-def _percent(match: re.Match[str]) -> str:
-    return "".join(f"%{byte:02x}" for byte in match[0].encode("utf-8", "surrogateescape"))
+    if text.isprintable():
+        return text
+    return _ODD.sub(lambda odd: "".join(f"%{byte:02x}" for byte in odd[0].encode("utf-8", "surrogateescape")), text)
