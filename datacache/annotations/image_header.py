@@ -47,8 +47,8 @@ HEAD_BYTES, TAIL_BYTES = 2**18, 2**16
 
 
 def read_header(data: bytes | memoryview, *, size_bytes: int | None = None) -> ImageHeader:
-    """The header of an image. Raises `BrokenImageError` for what is empty, of no known format, damaged, or cut short in
-    its header.
+    """Read the header of an image. Raises `BrokenImageError` for what is empty, of no known format, damaged, or cut
+    short in its header.
 
     Of a large image the first `HEAD_BYTES` and the last `TAIL_BYTES`, joined, will mostly do, with the `size_bytes` of
     the whole. Where they do not (a TIFF's directory may be anywhere), the same error says so.
@@ -133,15 +133,11 @@ def _read_jpeg(head: memoryview, view: memoryview) -> ImageHeader:
     if not width:
         raise BrokenImageError(f"the image has no frame header in its {end} bytes")
     ends = bytes(view[-2:]) == b"\xff\xd9"
-    complete = scanned and (ends or _has_end(view, position))
+    # In a scan, a FF is followed by 00 or RSTn, so the first FF D9 is the end; what cameras write behind it does not
+    # matter. It is nearly always in the last bytes.
+    tail = max(position, len(view) - 4096)
+    complete = scanned and bool(ends or _END.search(view, tail) or _END.search(view, position, tail + 1))
     return ImageHeader("jpeg", width, height, orientation or 1, complete, complete and not ends)
-
-
-def _has_end(view: memoryview, scan: int) -> bool:
-    """Whether the scan that begins there ends. In it, a FF is followed by 00 or RSTn, so the first FF D9 is the end;
-    what cameras write behind it does not matter. It is nearly always in the last bytes."""
-    tail = max(scan, len(view) - 4096)
-    return bool(_END.search(view, tail) or _END.search(view, scan, tail + 1))
 
 
 def jpeg_end(data: bytes) -> int:
@@ -251,7 +247,7 @@ class _Field(NamedTuple):
 
 
 def _fields(view: memoryview) -> Iterator[_Field]:
-    """The first directory's entries. Raises where the data ends."""
+    """Yield the first directory's entries. Raises where the data ends."""
     order = _order(view)
     if struct.unpack_from(order + "H", view, 2)[0] == 43:
         (offset,) = struct.unpack_from(order + "Q", view, 8)
@@ -280,7 +276,7 @@ def _order(view: memoryview) -> str:
 
 
 def _exif_orientation(view: memoryview) -> int:
-    """The orientation in an Exif block; 1 where it has none or is damaged, as every viewer takes it."""
+    """Return the orientation in an Exif block; 1 where it has none or is damaged, as every viewer takes it."""
     if bytes(view[:6]) == b"Exif\0\0":  # PNG and WebP writers that copied a JPEG's segment
         view = view[6:]
     try:

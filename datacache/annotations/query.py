@@ -90,18 +90,17 @@ def _select(table: Table, query: Query) -> _Found:
             raise where.unknown_label(label, table.labels)
     if query.labels:
         word = " or " if query.any_label else " and "
-        program.add(word.join(f"({_of_label(program, label, query)})" for label in query.labels))
+        of_each = (
+            [program.column("has", label), *_bounds(program, program.column("count", label), query)]
+            for label in query.labels
+        )
+        program.add(word.join(f"({' and '.join(conditions)})" for conditions in of_each))
     else:
         bounds = _bounds(program, program.column("field", "objects"), query)
         program.add(" and ".join(bounds) or "True")
     if query.where.strip():
-        where.add_condition(program, query.where, table.labels)
+        where.Checker(program, query.where, table.labels).check()
     return _evaluate(table, query, program.columns, program.compile())
-
-
-def _of_label(program: Program, label: str, query: Query) -> str:
-    bounds = _bounds(program, program.column("count", label), query)
-    return " and ".join([program.column("has", label), *bounds])
 
 
 def _bounds(program: Program, number: str, query: Query) -> list[str]:

@@ -52,8 +52,10 @@ _COMPARISONS: Final[Mapping[type[ast.cmpop], str]] = {
     ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!=",
     ast.In: "in", ast.NotIn: "not in",
 }  # fmt: skip
-_ARITHMETIC: Final[Mapping[type[ast.operator], str]] = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*"}
-_DIVISIONS: Final[Mapping[type[ast.operator], str]] = {ast.Div: "div", ast.FloorDiv: "floordiv", ast.Mod: "mod"}
+_ARITHMETIC: Final[Mapping[type[ast.operator], str]] = {
+    ast.Add: "({} + {})", ast.Sub: "({} - {})", ast.Mult: "({} * {})",
+    ast.Div: "div({}, {})", ast.FloorDiv: "floordiv({}, {})", ast.Mod: "mod({}, {})",
+}  # fmt: skip
 _OTHER_LANGUAGES: Final = (("&&", "and"), ("||", "or"), ("<>", "!="))
 
 
@@ -79,28 +81,29 @@ class Program:
 
     def __init__(self) -> None:
         self.columns: list[Column] = []
-        self._constants: dict[str, Any] = {"div": _div, "floordiv": _floordiv, "mod": _mod, "__builtins__": {}}
+        self._constants: dict[str, Any] = {**_CALLS, "__builtins__": {}}
         self._conditions: list[str] = []
 
     def column(self, function: str, name: str) -> str:
-        """The name that a column has in the source."""
+        """Return the name that a column has in the source."""
         column = Column(function, name)
         if column not in self.columns:
             self.columns.append(column)
         return f"c{self.columns.index(column)}"
 
     def constant(self, value: Any) -> str:
-        """The name that a constant has in the source."""
+        """Return the name that a constant has in the source."""
         name = f"k{len(self._constants)}"
         self._constants[name] = value
         return name
 
     def add(self, source: str) -> None:
-        """One more condition: operators, and names from `column` and `constant`."""
+        """Add one more condition: operators, and names from `column` and `constant`."""
         self._conditions.append(source)
 
     def compile(self) -> Callable[[Sequence[Sequence[Any]]], list[int]]:
-        """The function from columns (of equal length, in the order of `columns`) to the positions where all holds."""
+        """Compile the function from columns (of equal length, in the order of `columns`) to the positions where all
+        holds."""
         names = "".join(f"c{n}, " for n in range(len(self.columns)))
         condition = " and ".join(f"({source})" for source in self._conditions)
         source = f"lambda rows: [row for row, ({names}) in rows if {condition}]"
@@ -116,14 +119,8 @@ class Program:
         return run
 
 
-def add_condition(program: Program, text: str, labels: Collection[str]) -> None:
-    """Check a condition and add it. `UsageError` with the position if it cannot be understood. `labels` are those there
-    are: another one in the condition is a mistake."""
-    _Checker(program, text, labels).check()
-
-
 def unknown_label(label: str, labels: Collection[str]) -> UsageError:
-    """The error for a label that is not there, with those that are."""
+    """Return the error for a label that is not there, with those that are."""
     import difflib
 
     same = [known for known in labels if known.strip().casefold() == label.strip().casefold()]
@@ -135,8 +132,9 @@ def unknown_label(label: str, labels: Collection[str]) -> UsageError:
     )
 
 
-class _Checker:
-    """Walks over what Python's parser read, and writes the source anew."""
+class Checker:
+    """Walks over what Python's parser read, and writes the source anew. `labels` are those there are: another one in
+    the condition is a mistake."""
 
     def __init__(self, program: Program, text: str, labels: Collection[str]) -> None:
         self._program = program
@@ -145,7 +143,7 @@ class _Checker:
         self._depth = 0
 
     def check(self) -> None:
-        """Add the condition to the program."""
+        """Check the condition and add it to the program. `UsageError` with the position if it cannot be understood."""
         if len(self._text) > _MAX_CHARACTERS:
             raise UsageError(f"a condition of {len(self._text):,} characters is too long (at most {_MAX_CHARACTERS:,})")
         try:
@@ -178,7 +176,7 @@ class _Checker:
         return text if len(text) <= 60 else f"{text[:59]}…"
 
     def _want(self, node: ast.expr, kind: str) -> str:
-        """The source of a node that must have this kind."""
+        """Return the source of a node that must have this kind."""
         found = self._term(node)
         if found.kind == kind:
             return found.source
@@ -228,12 +226,10 @@ class _Checker:
         raise self._error(f"{self._written(node)} has no meaning here", node)
 
     def _arithmetic(self, node: ast.expr, left: ast.expr, op: ast.operator, right: ast.expr) -> Term:
-        if type(op) not in _ARITHMETIC and type(op) not in _DIVISIONS:
+        form = _ARITHMETIC.get(type(op))
+        if form is None:
             raise self._error(f"{self._written(node)} uses an operator that is not known here", node)
-        a, b = self._want(left, "number"), self._want(right, "number")
-        if type(op) in _ARITHMETIC:
-            return Term(f"({a} {_ARITHMETIC[type(op)]} {b})", "number")
-        return Term(f"{_DIVISIONS[type(op)]}({a}, {b})", "number")
+        return Term(form.format(self._want(left, "number"), self._want(right, "number")), "number")
 
     def _comparison(self, node: ast.Compare) -> Term:
         terms = [self._term(item) for item in (node.left, *node.comparators)]
@@ -249,12 +245,7 @@ class _Checker:
         return Term(f"({source})", "condition")
 
     def _check_in(self, node: ast.Compare, left: Term, right: Term) -> None:
-        if (left.kind, right.kind) not in (
-            ("text", "text"),
-            ("text", "labels"),
-            ("text", "texts"),
-            ("number", "numbers"),
-        ):
+        if right.kind not in {"text": ("text", "labels", "texts"), "number": ("numbers",)}.get(left.kind, ()):
             raise self._error(f"a {left.kind} cannot be in a {right.kind}", node)
         if right.kind == "labels" and isinstance(node.left, ast.Constant):
             self._check_label(node.left)
@@ -284,11 +275,7 @@ class _Checker:
             case "like", [text, ast.Constant(value=str() as pattern)]:
                 matches = self._program.constant(re.compile(translate(pattern)).match)
                 return Term(f"({matches}({self._want(text, 'text')}) is not None)", "condition")
-        usage = {
-            "count": 'count("label")',
-            "has": 'has("label")',
-            "like": 'like(path, "*.png")',
-        }
+        usage = {"count": 'count("label")', "has": 'has("label")', "like": 'like(path, "*.png")'}
         if name in usage:
             raise self._error(f"{name} is used so: {usage[name]}", node)
         raise self._error(f"there is no function {name!r}", node)
@@ -299,13 +286,8 @@ class _Checker:
             raise self._error(error.message, node, error.hint)
 
 
-def _div(a: float, b: float) -> float:
-    return a / b if b else nan
-
-
-def _floordiv(a: float, b: float) -> float:
-    return a // b if b else nan
-
-
-def _mod(a: float, b: float) -> float:
-    return a % b if b else nan
+_CALLS: Final[Mapping[str, Callable[[float, float], float]]] = {
+    "div": lambda a, b: a / b if b else nan,
+    "floordiv": lambda a, b: a // b if b else nan,
+    "mod": lambda a, b: a % b if b else nan,
+}

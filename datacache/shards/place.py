@@ -125,7 +125,7 @@ class Place:
 
     def close(self) -> None:
         """Release the lock and close connections."""
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            os.close(lock)
         self.store.close()

@@ -197,12 +197,16 @@ class WebDatasetLabels(Labels):
         return tuple(members)
 
     def _box(self, box: Box) -> dict[str, Any]:
-        said: dict[str, Any] = {"label": box.label, "class": self._ids[box.label]}
-        said |= {"x1": box.x1, "y1": box.y1, "x2": box.x2, "y2": box.y2}
+        said = {
+            "label": box.label,
+            "class": self._ids[box.label],
+            "x1": box.x1,
+            "y1": box.y1,
+            "x2": box.x2,
+            "y2": box.y2,
+        }
         said |= {flag: True for flag in _FLAGS if getattr(box, flag)}
-        if box.attributes:
-            said["attributes"] = dict(box.attributes)
-        return said
+        return said | ({"attributes": dict(box.attributes)} if box.attributes else {})
 
 
 class TfRecordLabels(Labels):

@@ -207,7 +207,7 @@ class SnapshotFiles:
         return self.snapshot.rows.read_row(row, start, stop)
 
     def read_all(self, places: Sequence[Extent]) -> list[bytes | memoryview | DatacacheError]:
-        """See `ShardFiles`. It fetches a block with several places once."""
+        """See `ShardFiles`. A block with several places is fetched once."""
         found: dict[Extent, bytes | memoryview | DatacacheError] = {}
         group: list[Extent] = []
         wanted: dict[tuple[int, int], None] = {}

@@ -109,11 +109,10 @@ class Summary:
         return self._columns.numbers(2, self.rows)
 
     def widths(self) -> Sequence[int]:
-        """Return the images' widths in pixels; 0 for those that cannot be used."""
+        """Return the images' widths in pixels; 0 for those that cannot be used. `heights` likewise."""
         return self._columns.numbers(3, self.rows)
 
     def heights(self) -> Sequence[int]:
-        """Return the images' heights, likewise."""
         return self._columns.numbers(4, self.rows)
 
     def objects(self) -> Sequence[int]:
@@ -184,11 +183,14 @@ def _encode_details(rows: Sequence[Row], ids: dict[str, int]) -> bytes:
     out = ColumnWriter(_DETAILS_MAGIC, len(rows))
     out.texts([_relate(annotation.source, row.path) for annotation, row in zip(annotations, rows, strict=True)])
     out.numbers([ids[label] for label in labels])
-    _put_coordinates(out, array("d", x1), array("d", y1), array("d", x2), array("d", y2))
-    if any(difficult) or any(truncated) or any(occluded):
-        out.numbers([d | t << 1 | o << 2 for d, t, o in zip(difficult, truncated, occluded, strict=True)])
-    else:
-        out.numbers([0] * len(boxes))
+    # Whole numbers, as nearly all VOC files have them, as corner and size; all else as doubles.
+    sides = [array("d", side) for side in (x1, y1, x2, y2)]
+    corners = _whole(sides)
+    for numbers in corners or ():
+        out.numbers(numbers)
+    for side in sides if corners is None else ():
+        out.floats(side)
+    out.numbers([d | t << 1 | o << 2 for d, t, o in zip(difficult, truncated, occluded, strict=True)])
     out.numbers(lines)
     kinds = {kind: n for n, kind in enumerate(dict.fromkeys(chain(((),), attributes)))}
     out.numbers([len(kinds)])
@@ -272,21 +274,15 @@ class _Details:
         flags = columns.numbers(7, count)
         kind_count = columns.numbers(9, 1)[0]
         kinds = [tuple(map(tuple, json.loads(text))) for text in columns.texts(10, kind_count)]
-        boxes = list(
-            map(
-                _box,
-                zip(
-                    map(labels.__getitem__, columns.numbers(2, count)),
-                    *self.coordinates(),
-                    map(_FLAGS[0].__getitem__, flags),
-                    map(_FLAGS[1].__getitem__, flags),
-                    map(_FLAGS[2].__getitem__, flags),
-                    map(kinds.__getitem__, columns.numbers(12, count)),
-                    columns.numbers(8, count),
-                    strict=True,
-                ),
-            )
+        each = zip(
+            map(labels.__getitem__, columns.numbers(2, count)),
+            *self.coordinates(),
+            *(map(known.__getitem__, flags) for known in _FLAGS),
+            map(kinds.__getitem__, columns.numbers(12, count)),
+            columns.numbers(8, count),
+            strict=True,
         )
+        boxes = list(map(_box, each))
         label_counts = columns.numbers(13, self.rows)
         of_images = [labels[n] for n in columns.numbers(14, sum(label_counts))]
         problem_counts = columns.numbers(15, self.rows)
@@ -319,17 +315,6 @@ def decode_problems(raw: bytes) -> list[Problem]:
 
 def _split(values: Sequence, counts: Sequence[int]) -> Iterator[tuple]:  # type: ignore[type-arg]
     return (tuple(values[a:b]) for a, b in pairwise(accumulate(counts, initial=0)))
-
-
-def _put_coordinates(out: ColumnWriter, *sides: array[float]) -> None:
-    """Write whole numbers, as nearly all VOC files have them, as corner and size; all else as doubles."""
-    corners = _whole(sides)
-    if corners is not None:
-        for numbers in corners:
-            out.numbers(numbers)
-    else:
-        for side in sides:
-            out.floats(side)
 
 
 def _whole(sides: Sequence[array[float]]) -> list[list[int]] | None:
