@@ -52,12 +52,12 @@ def open_annotations(
 
     `UsageError` where the annotations' format cannot be told; the store's errors.
     """
-    from datacache.conversion.index import open_table
+    from datacache.conversion.index import Annotations
 
     settings = settings or load_settings()
     how = make_reading(reading)
     with closing(open_catalog(settings)) as catalog, open_snapshot(ref, settings) as snapshot:
-        yield snapshot, open_table(snapshot, catalog, how, processes=processes, progress=progress)
+        yield snapshot, Annotations(snapshot, catalog, how).table(processes=processes, progress=progress)
 
 
 def query(ref: str, *, settings: Settings | None = None, **wanted: Unpack[QueryOptions]) -> list[ImageSummary]:

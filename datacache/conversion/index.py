@@ -1,6 +1,6 @@
 """The annotations of a snapshot, read once and kept in the catalog.
 
-Used by conversions, queries, statistics and previews, all through `open_table`. Images are taken in ranges whose ends
+Used by conversions, queries, statistics and previews, all through `Annotations`. Images are taken in ranges whose ends
 depend on their paths alone; the next version of a data set takes over the ranges in which no image and no annotation
 has changed, and reads only the others. Annotation files are parsed and images' headers looked at in as many processes
 as there are processors; the result does not depend on their number.
@@ -65,7 +65,7 @@ class Reading:
 
     @property
     def name(self) -> str:
-        """Under which the table is kept beside its snapshot."""
+        """Name under which the table is kept beside its snapshot."""
         sizes = "decoded" if self.decode else "trusted" if self.trust_sizes else "checked"
         name = f"annotations/{VERSION}/{self.format or 'auto'}/{self.origin}/{sizes}"
         if self.classes is None:
@@ -74,30 +74,32 @@ class Reading:
         return f"{name}/{classes}"
 
     def as_json(self) -> dict[str, Any]:
-        """For lineage: what differs from the default. Not the classes, which are in every lineage."""
+        """Return for lineage what differs from the default. Not the classes, which are in every lineage."""
         return {name: value for name, value in asdict(self).items() if value and name != "classes"}
 
 
 class Annotations:
-    """The annotations of one snapshot: where they are is found out when it is first needed, and once. One thread."""
+    """The annotations of one snapshot. Which file belongs to which image is found out once, when it is needed. One
+    thread."""
 
     def __init__(self, snapshot: Snapshot, catalog: Catalog, reading: Reading) -> None:
         self._snapshot, self._catalog, self._reading = snapshot, catalog, reading
 
     @cached_property
     def source(self) -> AnnotationSource:
-        """Which file belongs to which image. `UsageError` where it is not clear which format they are in."""
+        """Find which file belongs to which image. `UsageError` where it is not clear which format they are in."""
         return AnnotationSource(self._snapshot, self._reading.format, self._reading.classes)
 
     @cached_property
     def reading(self) -> Reading:
-        """How they are read: classes that are given count only where they are needed, and make no other table else."""
+        """Tell how they are read: classes that are given count only where they are needed, and make no other table
+        else."""
         if self._reading.classes is None or self.source.classes_given:
             return self._reading
         return replace(self._reading, classes=None)
 
     def splits(self) -> ListedSplits:
-        """The splits that the data set brings."""
+        """Read the splits that the data set brings."""
         return read_splits(self.source.read, self.source.layout)
 
     def table(self, *, processes: int | None = None, progress: Progress = lambda _what, _done, _total: None) -> Table:
@@ -155,18 +157,6 @@ class Annotations:
             if root is not None:
                 return Table.open(root, catalog.get_blobs)
         return None
-
-
-def open_table(
-    snapshot: Snapshot,
-    catalog: Catalog,
-    reading: Reading | None = None,
-    *,
-    processes: int | None = None,
-    progress: Progress = lambda _what, _done, _total: None,
-) -> Table:
-    """The annotation table of a snapshot; see `Annotations`."""
-    return Annotations(snapshot, catalog, reading or Reading()).table(processes=processes, progress=progress)
 
 
 def with_entries(manifest: Manifest, rows: Iterable[Row]) -> Iterator[tuple[Row, int, Entry]]:
@@ -303,7 +293,7 @@ class _Reader:
         return listed if draft is None else draft._replace(labels=draft.labels + listed.labels)
 
     def _parsed(self, item: Item, raw: Data, header: ImageHeader | None, problems: list[Problem]) -> Draft | None:
-        """What the image's own file says."""
+        """Read what the image's own file says."""
         try:
             if self._format == "voc":
                 draft, found = voc.parse(raw, item.file, origin=self._origin)

@@ -26,29 +26,24 @@ _AHEAD = 3
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
-def processors() -> int:
-    """How many processors this process may use."""
-    return len(os.sched_getaffinity(0))
-
-
 class Worker(Protocol[_T_contra, _R_co]):
     """What does the work: made in the parent, used where the work is done. It needs no pickling."""
 
     def work(self, task: _T_contra, /) -> _R_co:
-        """The result of one task."""
+        """Return the result of one task."""
         ...
 
 
 def ordered_map(
     worker: Worker[_T_contra, _R_co], tasks: Iterable[_T_contra], *, processes: int | None = None
 ) -> Iterator[_R_co]:
-    """`worker.work(task)` for each task, in their order.
+    """Yield `worker.work(task)` for each task, in their order.
 
     With one task, one processor, or in a process that may have no children, everything happens here. Errors of the work
     are raised here; then, and when the caller stops early, what is in flight is abandoned. `DatacacheError` if a worker
     process was killed. Any thread may call it.
     """
-    count = processes or processors()
+    count = processes or len(os.sched_getaffinity(0))
     ahead = list(islice(tasks := iter(tasks), 2))
     tasks = chain(ahead, tasks)
     if count < 2 or len(ahead) < 2 or multiprocessing.current_process().daemon:

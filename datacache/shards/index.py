@@ -110,10 +110,6 @@ class ShardIndex:
             *(self._member("more_", at) for at in range(first, int(self._more_ends[sample]))),
         ]
 
-    def find(self, sample: int, extension: str) -> Member | None:
-        """Return a sample's file of this extension, or None."""
-        return next((member for member in self.members(sample) if member.extension == extension), None)
-
     def sharing(
         self, offsets: NDArray[Any], sizes: NDArray[Any], digests: NDArray[Any], classes: NDArray[Any]
     ) -> ShardIndex:

@@ -298,7 +298,7 @@ def test_damage_is_an_error_naming_shard_and_sample(
 
 def test_a_damaged_label_is_an_error_or_its_sample_is_skipped(shards: Path) -> None:
     index = ShardIndex.decode((shards / index_name(_NAME)).read_bytes(), _NAME)
-    label = index.find(1, "json")
+    label = next((member for member in index.members(1) if member.extension == "json"), None)
     assert label is not None
     data = bytearray((shards / _NAME).read_bytes())
     data[label.offset + 3] ^= 4
