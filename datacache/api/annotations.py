@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from datacache.annotations.table.table import ImageSummary, Table
     from datacache.conversion.pipeline import Conversion
     from datacache.shards.build import Sharded
-    from datacache.shards.listing import ShardSet
+    from datacache.shards.index import ShardSet
     from datacache.shards.verify import ShardProblem
 
 
@@ -156,9 +156,9 @@ def convert(
     `UsageError`, and what stores and catalogs raise.
     """
     from datacache.catalog.objects import ObjectWriter
+    from datacache.conversion.model import Splits, parse_splits
     from datacache.conversion.operations import parse_operations
     from datacache.conversion.pipeline import Plan, run
-    from datacache.conversion.splits import Splits, parse_splits
 
     settings = settings or load_settings()
     given: dict[str, Any] = dict(options)

@@ -142,7 +142,7 @@ def open_samples(
     """
     from pathlib import Path
 
-    from datacache.shards.listing import SHARDS_JSON
+    from datacache.shards.index import SHARDS_JSON
     from datacache.shards.reader import Shards
     from datacache.shards.source import FolderFiles, SnapshotFiles
     from datacache.store.urls import split_url

@@ -150,7 +150,7 @@ def import_jsonl(
     addresses of this machine and of private networks only where `allow_network` or the setting names them. Also raises
     `UsageError`, `TagExistsError` and the errors of the storage for copies.
     """
-    from datacache.imports.fetch import JsonlOptions
+    from datacache.imports.jsonl import JsonlOptions
     from datacache.imports.jsonl import import_jsonl as import_lines
     from datacache.imports.lines import LinesFile
 

@@ -29,7 +29,7 @@ from PIL import ExifTags
 from datacache.annotations.image_header import ImageHeader, read_header
 from datacache.annotations.model import Annotation, Problem
 from datacache.catalog.objects import ObjectWriter, Stored
-from datacache.conversion.model import Image, Report
+from datacache.conversion.model import Image, Report, stem
 from datacache.conversion.operations import (
     MAX_PIXELS,
     MAX_SIDE,
@@ -45,7 +45,6 @@ from datacache.conversion.operations import (
 )
 from datacache.conversion.parallel import ordered_map
 from datacache.conversion.source import Files, Part
-from datacache.conversion.splits import stem
 from datacache.core.concurrency import PerProcess
 from datacache.core.errors import AnnotationError
 from datacache.reader.snapshot import Snapshot

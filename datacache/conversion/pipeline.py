@@ -24,9 +24,8 @@ from datacache.catalog.base import Catalog
 from datacache.catalog.commit import check_target, commit_manifest
 from datacache.catalog.objects import NewFiles, ObjectWriter
 from datacache.conversion.index import Annotations, Reading, with_entries
-from datacache.conversion.model import Image, Report
+from datacache.conversion.model import Image, Report, Splits, stem
 from datacache.conversion.operations import Operations
-from datacache.conversion.splits import Splits, stem
 from datacache.conversion.targets import TARGETS, Target
 from datacache.core.counters import count
 from datacache.core.errors import BrokenImageError, ConversionError, UsageError

@@ -23,7 +23,7 @@ from typing import IO, Any, Generic, TypeVar
 from datacache.annotations.classes import write_classes
 from datacache.annotations.formats import coco, keras_yolo, metadata, voc, yolo
 from datacache.annotations.model import Annotation, Problem
-from datacache.conversion.splits import stem
+from datacache.conversion.model import stem
 from datacache.core.errors import UsageError
 
 _AT_A_TIME = 200

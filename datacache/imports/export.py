@@ -20,9 +20,10 @@ from datacache.catalog.commit import commit_manifest
 from datacache.catalog.objects import SMALL_BYTES, NewFiles, ObjectWriter
 from datacache.catalog.refs import resolve
 from datacache.core.concurrency import map_in_threads
-from datacache.core.errors import ImportFailedError
-from datacache.imports.archives.members import Export, Member, UnpackLimits
-from datacache.imports.archives.open import leading_folders, open_export
+from datacache.core.errors import ImportFailedError, UsageError
+from datacache.imports.archives.members import Export, FolderExport, Member, UnpackLimits
+from datacache.imports.archives.tar import TarExport, is_tar
+from datacache.imports.archives.zip import ZipExport, is_zip
 from datacache.imports.lines import content_hash
 from datacache.imports.places import check_import
 from datacache.manifest.builder import ManifestBuilder, Sorter
@@ -224,3 +225,61 @@ def _content(place: Path) -> str:
             return content_hash(file)
     except OSError:
         return ""
+
+
+_SPLITS = ("train", "val", "valid", "test")
+_LAYOUT_FOLDERS = frozenset(
+    ["annotations", "annotation", "jpegimages", "images", "imagesets", "labels", "obj_train_data", *_SPLITS]
+)
+_LAYOUT_FILES = frozenset(
+    ["data.yaml", "data.yml", "dataset.yaml", "obj.names", "obj.data", "classes.txt", "labelmap.txt"]
+)
+_MAX_LEADING = 3
+
+
+def open_export(path: Path | str, limits: UnpackLimits) -> Export:
+    """Open a zip, a tar (also compressed), a folder or a JSON file, and look through its members.
+
+    `UsageError` for anything else, `ImportFailedError` for an export that is damaged or not safe.
+    """
+    shown = str(path)
+    if "://" in shown and not shown.startswith("file://"):
+        raise UsageError(f"{shown} is not on this machine", hint="Fetch it first; exports are read from local files.")
+    place = Path(shown.removeprefix("file://")).expanduser().absolute()
+    if place.is_dir():
+        return FolderExport(place, limits)
+    try:
+        with open(place, "rb") as file:
+            head = file.read(1 << 10)
+    except OSError as exc:
+        raise UsageError(f"{place} cannot be opened: {exc.strerror}") from exc
+    if is_zip(head):
+        return ZipExport(place, limits)
+    if is_tar(head):
+        return TarExport(place, limits)
+    if head.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"{") and place.suffix.lower() == ".json":
+        return FolderExport(place, limits)
+    raise UsageError(
+        f"{place} is no export that can be read", hint="Give a zip, a tar, a folder, or a .json file of COCO."
+    )
+
+
+def leading_folders(members: list[Member]) -> str:
+    """Return the folders that all members lie in and that hide a known layout: `export/` of `export/Annotations/a.xml`.
+
+    '' unless a layout (VOC, YOLO, COCO) is recognised below them and not at the root. At most three folders.
+    """
+    if not members:
+        return ""
+    shared = members[0].path.split("/")[:-1][:_MAX_LEADING]
+    for member in members:
+        parts = member.path.split("/")[:-1]
+        while shared and parts[: len(shared)] != shared:
+            shared.pop()
+    for depth in range(len(shared) + 1):
+        skip = sum(len(part) + 1 for part in shared[:depth])
+        for member in members:
+            first, slash, _ = member.path[skip:].partition("/")
+            if first.lower() in (_LAYOUT_FOLDERS if slash else _LAYOUT_FILES):
+                return members[0].path[:skip]
+    return ""

@@ -1,6 +1,6 @@
 """Get one object from a web server: whole, within a size and a time, or an error that says why not.
 
-Used by `fetch` for `http://` and `https://` URLs. A web server promises nothing, so everything it does is bounded and
+Used by `jsonl` for `http://` and `https://` URLs. A web server promises nothing, so everything it does is bounded and
 checked: redirects, length, encoding, time. Messages name the URL without its query, and never where it redirects to,
 which may be a signed URL. Safe from several threads; each process makes its own.
 """

@@ -31,7 +31,7 @@ from datacache.core.ids import object_id
 from datacache.manifest.codec import Range
 from datacache.manifest.reader import Manifest
 from datacache.reader.snapshot import Snapshot
-from datacache.shards.listing import SHARDS_JSON
+from datacache.shards.index import SHARDS_JSON
 
 log = logging.getLogger("datacache.loader")
 

@@ -29,8 +29,7 @@ from datacache.manifest.builder import ManifestBuilder
 from datacache.manifest.model import Entry, Lineage, Naming, SnapshotRecord, Source
 from datacache.reader.snapshot import Snapshot
 from datacache.shards import samples
-from datacache.shards.index import FORMATS, SUFFIX, ShardIndex, index_name
-from datacache.shards.listing import SHARDS_JSON, ShardInfo, ShardSet
+from datacache.shards.index import FORMATS, SHARDS_JSON, SUFFIX, ShardIndex, ShardInfo, ShardSet, index_name
 from datacache.shards.place import Place
 from datacache.shards.records import Labels, TfRecordLabels, WebDatasetLabels
 from datacache.shards.samples import Counts, Sample

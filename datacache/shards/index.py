@@ -1,9 +1,13 @@
-"""A shard's sidecar: the position and hash of each sample and each of its members.
+"""A shard's sidecar (the position and hash of each sample and each of its members), and `shards.json`, the list of a
+set.
 
 The builder writes it; readers take samples out of a shard by it. A sidecar names its one shard file and knows the
 file's size and hash. It is one blob, read at once and used in place: columns of numbers behind a JSON header, so that
-loading a million samples takes only the time to hash their bytes. docs/SHARDS.md has the layout. An index is immutable;
-any thread, and after `fork()`."""
+loading a million samples takes only the time to hash their bytes. docs/SHARDS.md has the layout.
+
+`shards.json` describes a set and is written last: a set without it is not finished. It has the hash of every shard and
+every sidecar, and of itself, so that readers notice a set in which files were swapped, lost or edited. Both are
+immutable; any thread, and after `fork()`."""
 
 from __future__ import annotations
 
@@ -11,11 +15,13 @@ import json
 import struct
 from array import array
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from xxhash import xxh3_128_digest
+from xxhash import xxh3_128_digest, xxh3_128_hexdigest
 
 from datacache.core.errors import ShardError
 
@@ -274,3 +280,105 @@ def _check(header: Mapping[str, Any], columns: Mapping[str, _Column]) -> None:
             raise ValueError("a sample lies behind the shard's end")
         if int(columns[kind + "extension"].max(initial=0)) >= max(1, len(header["extensions"])):
             raise ValueError("a member has an extension that is not listed")
+
+
+SHARDS_JSON: Final = "shards.json"
+_SET_VERSION: Final = 1
+
+
+class ShardInfo(NamedTuple):
+    """One shard."""
+
+    name: str
+    """Its file name, beside `shards.json`."""
+    size_bytes: int
+    digest: str
+    """xxh3-128 of the file, in hex."""
+    samples: int
+    index_digest: str
+    """xxh3-128 of its sidecar, in hex."""
+
+
+@dataclass(frozen=True)
+class ShardSet:
+    """The content of `shards.json`. Samples are numbered over all shards in their order."""
+
+    format: str
+    """`webdataset` or `tfrecord`."""
+    classes: tuple[str, ...]
+    """The names of class ids, in their order."""
+    source: str
+    """The snapshot that the shards were made from, `dataset@id`."""
+    parameters: Mapping[str, Any]
+    """The options that differ from the default."""
+    shards: tuple[ShardInfo, ...]
+    plan: str = field(default="", kw_only=True)
+    """A hash of all that decides the content of the set: the same plan gives the same bytes."""
+
+    @cached_property
+    def samples(self) -> int:
+        """The number of samples in all shards."""
+        return sum(shard.samples for shard in self.shards)
+
+    @cached_property
+    def size_bytes(self) -> int:
+        """The size of all shards, without sidecars."""
+        return sum(shard.size_bytes for shard in self.shards)
+
+    def encode(self) -> bytes:
+        """Return the file: JSON, sorted, each shard on a line."""
+        shards = ",\n".join(f"  {_compact(shard._asdict())}" for shard in self.shards)
+        lines = [f" {_compact(name)}: {_compact(value)}" for name, value in self._fields().items()]
+        lines.append(f' "shards": [\n{shards}\n ]')
+        lines.append(f' "digest": {_compact(self._digest())}')
+        return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
+
+    @classmethod
+    def decode(cls, raw: bytes | memoryview, url: str = "") -> ShardSet:
+        """Read the file; `url` says in messages where it came from. Raise `ShardError` if it is damaged or something
+        else."""
+        try:
+            value = json.loads(bytes(raw))
+            if value["version"] != _SET_VERSION:
+                raise _wrong_set(url, f"has the version {value['version']!r}, and only {_SET_VERSION} is known")
+            found = cls(
+                value["format"],
+                tuple(value["classes"]),
+                value["source"],
+                value["parameters"],
+                tuple(ShardInfo(**shard) for shard in value["shards"]),
+                plan=value["plan"],
+            )
+            if found.format not in FORMATS or any("/" in shard.name for shard in found.shards):
+                raise ValueError("no such format, or a shard elsewhere")
+            if value["digest"] != found._digest() or value["samples"] != found.samples:
+                raise _wrong_set(url, "is damaged, or was edited: it is not what was written")
+        except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as exc:
+            raise _wrong_set(url, "is not the list of a shard set") from exc
+        return found
+
+    def _fields(self) -> dict[str, Any]:
+        return {
+            "version": _SET_VERSION,
+            "format": self.format,
+            "source": self.source,
+            "parameters": dict(self.parameters),
+            "classes": list(self.classes),
+            "plan": self.plan,
+            "samples": self.samples,
+        }
+
+    def _digest(self) -> str:
+        whole = self._fields() | {"shards": [list(shard) for shard in self.shards]}
+        return xxh3_128_hexdigest(_compact(whole).encode())
+
+
+def _compact(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"), sort_keys=True)
+
+
+def _wrong_set(url: str, what: str) -> ShardError:
+    where = f"{url.rstrip('/')}/{SHARDS_JSON}" if url else SHARDS_JSON
+    return ShardError(
+        f"{where} {what}", shard=SHARDS_JSON, hint="Build the shards again with --overwrite, or copy them again."
+    )

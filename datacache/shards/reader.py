@@ -15,8 +15,7 @@ from xxhash import xxh3_64_intdigest, xxh3_128_hexdigest
 
 from datacache.core.concurrency import map_in_threads
 from datacache.core.errors import DatacacheError, ObjectChangedError, ObjectNotFoundError, ShardError
-from datacache.shards.index import NO_CLASS, Member, ShardIndex, index_name
-from datacache.shards.listing import SHARDS_JSON, ShardInfo, ShardSet
+from datacache.shards.index import NO_CLASS, SHARDS_JSON, Member, ShardIndex, ShardInfo, ShardSet, index_name
 from datacache.shards.source import ShardFiles, cut_short, missing
 
 _OPEN_THREADS = 16

@@ -14,8 +14,7 @@ from xxhash import xxh3_64, xxh3_128, xxh3_128_hexdigest
 from datacache.core.concurrency import map_in_threads
 from datacache.core.errors import ObjectChangedError, ObjectNotFoundError, ShardError
 from datacache.shards.build import OURS, UNFINISHED, set_files
-from datacache.shards.index import Member, ShardIndex, index_name
-from datacache.shards.listing import SHARDS_JSON, ShardInfo, ShardSet
+from datacache.shards.index import SHARDS_JSON, Member, ShardIndex, ShardInfo, ShardSet, index_name
 from datacache.shards.place import Place
 from datacache.store.base import ObjectInfo
 

@@ -24,8 +24,7 @@ from datacache.core.errors import DatacacheError, ShardError, UsageError
 from datacache.core.ids import BLOCK_BYTES
 from datacache.reader.snapshot import Snapshot
 from datacache.shards import records
-from datacache.shards.index import IndexWriter, Member, ShardIndex, index_name
-from datacache.shards.listing import ShardInfo
+from datacache.shards.index import IndexWriter, Member, ShardIndex, ShardInfo, index_name
 from datacache.shards.place import Place
 from datacache.shards.samples import File, Sample
 from datacache.store.errors import from_oserror

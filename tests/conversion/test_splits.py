@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from datacache.annotations.model import Annotation
-from datacache.conversion.splits import Splits, parse_splits, stem
+from datacache.conversion.model import Splits, parse_splits, stem
 from datacache.core.errors import UsageError
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from datacache.core.errors import CacheError, ImportFailedError
-from datacache.imports.fetch import ordered
 from datacache.imports.journal import Done, Journal
+from datacache.imports.jsonl import ordered
 from datacache.manifest.model import Entry
 
 IDENTITY = {"dataset": "faces", "content": "x"}

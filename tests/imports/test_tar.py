@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from datacache.core.errors import ImportFailedError, UsageError
 from datacache.imports.archives.members import UnpackLimits
-from datacache.imports.archives.open import open_export
+from datacache.imports.export import open_export
 from tests.imports.archives import make_tar, tar_member, tar_of
 from tests.promises import promise
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from datacache.core.errors import ImportFailedError, UsageError
 from datacache.imports.archives.members import UnpackLimits
-from datacache.imports.archives.open import open_export
+from datacache.imports.export import open_export
 from tests.imports.archives import MTIME, Raw, make_zip, raw_zip
 from tests.promises import promise
 

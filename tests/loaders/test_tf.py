@@ -34,7 +34,7 @@ from datacache.loaders.order import EpochOrder
 from datacache.loaders.selection import select
 from datacache.loaders.source import SnapshotSource
 from datacache.settings import Settings, load_settings
-from datacache.shards.listing import SHARDS_JSON, ShardSet
+from datacache.shards.index import SHARDS_JSON, ShardSet
 from datacache.tiers import layout
 from datacache.tiers.memory import lookahead_dir
 from tests import leftovers

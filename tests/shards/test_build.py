@@ -17,8 +17,7 @@ from datacache import api
 from datacache.core.errors import ShardError, UsageError
 from datacache.settings import Settings
 from datacache.shards.build import UNFINISHED, Sharded
-from datacache.shards.index import NO_CLASS, ShardIndex, index_name
-from datacache.shards.listing import SHARDS_JSON, ShardSet
+from datacache.shards.index import NO_CLASS, SHARDS_JSON, ShardIndex, ShardSet, index_name
 from tests.conftest import ROOT
 from tests.shards.conftest import COUNT, contents
 

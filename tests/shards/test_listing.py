@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from datacache.core.errors import ShardError
-from datacache.shards.listing import ShardInfo, ShardSet
+from datacache.shards.index import ShardInfo, ShardSet
 
 SET = ShardSet(
     "webdataset",

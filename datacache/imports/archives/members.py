@@ -1,16 +1,23 @@
 """The members of an archive that are safe to take, whatever kind of archive it is.
 
-The readers (`zip`, `tar`, and folders in `open`) are subclasses of `Export`, which refuses names that lead out of the
-snapshot or are there twice, and more members or bytes than the limits. Nothing here touches a file. One thread.
+The readers (`zip`, `tar`, and `FolderExport`) are subclasses of `Export`, which refuses names that lead out of the
+snapshot or are there twice, and more members or bytes than the limits. One thread.
+
+Links inside a folder are followed to files and folders inside it. A link that leads out is refused, because somebody
+else made the folder. Times of its files are not kept: copying the folder changes them, and the snapshot's id must not
+follow.
 """
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from datacache.core.errors import ImportFailedError
+from datacache.core.errors import ImportFailedError, UsageError
 from datacache.imports.places import from_archive, is_junk, unusable
 
 RATIO_FROM_BYTES = 16 * 2**20
@@ -112,3 +119,59 @@ class Export:
         """Return the error for a member whose bytes changed, or, with '' for a name, for the archive."""
         what = f"{name!r} is damaged" if name else "the archive is damaged"
         return ImportFailedError(f"{self.shown}: {what}: {why}", hint="Export it, or copy it, again.")
+
+
+class FolderExport(Export):
+    """All files below a folder, or a single file."""
+
+    def __init__(self, place: Path, limits: UnpackLimits) -> None:
+        super().__init__(place.name or str(place), limits)
+        if place.is_dir():
+            self._root = os.path.realpath(place)
+            self._walk(self._root, "", (self._root,))
+            self.sort()
+        else:
+            self.add(place.name, place.stat().st_size, 0, str(place), literal=True)
+
+    def read(self) -> Iterator[tuple[Member, bytes]]:
+        """Yield the members by path. A file must be as long as when it was looked at."""
+        for member in self.members:
+            yield member, self._read(member)
+
+    def _walk(self, folder: str, prefix: str, above: tuple[str, ...]) -> None:
+        try:
+            with os.scandir(folder) as found:
+                entries = sorted(found, key=lambda entry: os.fsencode(entry.name))
+        except OSError as exc:
+            raise UsageError(f"{folder} cannot be read: {exc.strerror}") from exc
+        for entry in entries:
+            name = prefix + entry.name
+            self.count(name)
+            place = os.path.realpath(entry.path)
+            if place != self._root and not place.startswith(self._root.rstrip("/") + "/"):
+                raise self.refused(name, "it is a link that leads out of the folder")
+            try:
+                info = os.stat(place)
+            except OSError as exc:
+                raise self.refused(name, f"it cannot be looked at ({exc.strerror})") from exc
+            if stat.S_ISDIR(info.st_mode):
+                if place in above:
+                    raise self.refused(name, "it is a link to a folder above it")
+                self._walk(place, f"{name}/", (*above, place))
+            elif stat.S_ISREG(info.st_mode):
+                self.add(name, info.st_size, 0, place, literal=True)
+            else:
+                raise self.refused(name, "it is no file or folder")
+
+    def _read(self, member: Member) -> bytes:
+        try:
+            # O_NONBLOCK: opening a pipe that took the file's name would wait for a writer.
+            with open(os.open(member.at, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW), "rb") as file:
+                if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                    raise self.damaged(member.name, "it is no file any more")
+                data = file.read(member.size_bytes + 1)
+        except OSError as exc:
+            raise self.damaged(member.name, f"it cannot be read ({exc.strerror})") from exc
+        if len(data) != member.size_bytes:
+            raise self.damaged(member.name, "it changed while it was read")
+        return data
