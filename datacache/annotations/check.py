@@ -15,8 +15,7 @@ from functools import lru_cache
 from typing import Final
 
 from datacache.annotations.image_header import ImageHeader
-from datacache.annotations.model import Action, Annotation, Box, Draft, Problem
-from datacache.annotations.problems import quote
+from datacache.annotations.model import Action, Annotation, Box, Draft, Problem, quote
 
 SLACK_PX: Final = 1e-3
 SLACK_RELATIVE: Final = 1e-6

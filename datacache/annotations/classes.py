@@ -13,8 +13,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from datacache.annotations.check import clean_label
-from datacache.annotations.model import FORMATS
-from datacache.annotations.problems import quote
+from datacache.annotations.model import FORMATS, quote
 from datacache.annotations.table.table import Table
 from datacache.core.errors import AnnotationError, UsageError
 

@@ -4,11 +4,16 @@
 upper left *corner* of the upper left pixel, x grows to the right and y downwards, and a box is the area between its
 edges. So the box of a whole image is `(0, 0, width, height)`, its size is `x2 - x1` by `y2 - y1`, and a checked box has
 `0 <= x1 < x2 <= width` and `0 <= y1 < y2 <= height`. COCO and YOLO mean the same; for Pascal VOC see `voc`.
+
+`PROBLEMS` is everything that can be wrong with annotations and images. docs/ANNOTATIONS.md has the same codes and
+sentences, and a test holds the two together; readers, writers and conversions use no other code.
 """
 
 from __future__ import annotations
 
 from typing import Final, Literal, NamedTuple
+
+from datacache.core.errors import AnnotationError, BrokenImageError
 
 
 class Format(NamedTuple):
@@ -104,3 +109,129 @@ class DraftFile(NamedTuple):
     """Those that are of no image: of the whole file, or of objects whose image is not known."""
     classes: tuple[str, ...]
     """The classes' names, in the order of their ids."""
+
+
+PROBLEMS: Final[dict[str, str]] = {
+    # Files that cannot be read, or only after something was mended.
+    "xml-broken": "The XML is not well-formed: cut short, empty, or no XML at all",
+    "xml-entities": "The XML declares entities, or uses some that were declared elsewhere",
+    "xml-doctype": "The XML has a document type declaration",
+    "xml-namespace": "The XML uses namespaces",
+    "not-voc": "The XML is no Pascal VOC annotation",
+    "file-too-large": "The file is larger, deeper or has more objects than any annotation of one image",
+    "encoding": "The bytes are not in the encoding that the file declares, or not in UTF-8 when it declares none",
+    # Elements of a file.
+    "element-repeated": "An element that counts once is there several times",
+    "element-ignored": "An object has an element with elements of its own that mean nothing here (polygons, for one)",
+    "part-ignored": "An object has `<part>` boxes",
+    "tag-case": "Names of elements are written with capitals (`<Object>`)",
+    "objects-wrapped": "The objects of an annotation are in an `<objects>`",
+    "object-misplaced": "An object is inside an element that is not read, or inside another object",
+    "flag-text": "A flag (difficult, truncated, occluded) is neither 0 nor 1, true nor false, `Unspecified` nor empty",
+    # The image's size and orientation.
+    "size-text": "The image's size is given as something that is no whole number above 0",
+    "size-missing": "The image's size is not given, or as 0",
+    "size-wrong": "The size that is given is not the image's",
+    "exif-orientation": "The boxes were drawn on the image as it is stored, and its EXIF orientation turns it",
+    "exif-ambiguous": "The image has an EXIF orientation, and the size does not tell whether the boxes follow it",
+    # Boxes.
+    "box-missing": "An object has no box, or a box without one of its coordinates",
+    "box-text": "A coordinate is not a number",
+    "box-not-finite": "A coordinate is `nan` or infinite",
+    "box-reversed": "A box has its left and right, or its top and bottom, the wrong way round",
+    "box-clipped": "A box lies partly outside its image",
+    "box-outside": "A box lies wholly outside its image",
+    "box-empty": "A box has no area (or none that six decimals could say)",
+    # Labels.
+    "label-empty": "A label is missing or empty",
+    "label-spaces": "A label has spaces around it",
+    "label-characters": "A label has line breaks, control characters or halves of characters in it",
+    # Lists of boxes (YOLO, keras-yolo3) and of objects (COCO).
+    "json-broken": "The file is no JSON",
+    "not-coco": "The JSON has no list of images",
+    "list-missing": "A COCO file has no list of annotations or of categories",
+    "entry-malformed": "What should describe an image, an object or a category does not",
+    "line-malformed": "A line has too few or too many columns",
+    "image-unnamed": "An entry of an image has no usable name or id, or the id of another image",
+    "image-unknown": "An object belongs to no image of its file",
+    "image-repeated": "An image is there several times, in one file or in several",
+    "box-repeated": "A file has the same box several times",
+    "polygon-boxed": "An object is a polygon",
+    "keypoints-ignored": "An object has keypoints",
+    "crowd": "An object is a crowd (`iscrowd`)",
+    "class-id": "A class is no whole number from 0 on, or a category has no id",
+    "class-id-float": "A class id is written like 1.0",
+    "class-unlisted": "A class id has no name",
+    "class-left-out": "A class is not among those that the conversion is asked for",
+    "class-repeated": "An id or a name of a class is there several times",
+    "classes-missing": "The data set has class ids and no list of their names",
+    "classes-unusable": "`data.yaml` cannot be read, or does not say the classes",
+    "path-spaces": "A path has spaces, at which keras-yolo3's own loader splits a line",
+    "path-unwritable": "A path has a line break, which a list of images cannot hold",
+    # Which image belongs to which file and to which split.
+    "image-ambiguous": "Several images fit one annotation, and it does not say which is meant",
+    "image-by-name": "An image has the name that an annotation gives, but lies in another folder",
+    "annotation-without-image": "An annotation fits no image",
+    "objects-lost": "None of the objects of an image can be used",
+    "image-unannotated": "An image has no annotation",
+    "image-renamed": "Two images would have the same name in the result: they differ in extension or folder only",
+    "split-repeated": "An image is listed in several splits",
+    "not-in-split": "An image is in none of the lists of splits",
+    "split-line": "A line in a list of a split names no image of the snapshot, or is a comment",
+    "split-empty": "A split has no images",
+    # Images.
+    "image-broken": "The image is empty, of no known format, or its header is damaged",
+    "image-truncated": "The image ends before its end",
+    "image-goes-on": "A JPEG has bytes behind its end",
+    "not-data": "Files are there that operating systems and tools leave behind, or masks",
+    # Image operations.
+    "image-damaged": "A JPEG has bytes that belong nowhere, which decoders pass over",
+    "image-too-large": "An image has, or would have, more pixels than are decoded",
+    "image-depth": "The format of the result cannot hold the pixels' depth",
+    "image-colours": "The colours (CMYK and the like) were turned into RGB",
+    "crop-outside": "A crop reaches beyond the image, or misses it",
+    "box-cropped-away": "A crop leaves nothing of a box, or less than was asked for",
+}
+"""Code → meaning."""
+
+
+class Problems(list[Problem]):
+    """The problems that a reader finds in one file, in order."""
+
+    def __init__(self, file: str) -> None:
+        super().__init__()
+        self.file = file
+
+    def add(self, code: str, action: Action, message: str, line: int = 0) -> None:
+        """Report a problem of the file."""
+        self.append(Problem(code, action, self.file, line, message))
+
+
+def unusable_file(error: AnnotationError, image: str = "") -> Problem:
+    """Return the problem of an annotation file that cannot be used, nor can the one `image` that it is of."""
+    left_out = f"the file and {quote(image)} are left out" if image else "the file is left out"
+    return Problem(error.code, "skipped", error.file, error.line, f"{error.message}; {left_out}")
+
+
+def broken_image(path: str, error: BrokenImageError) -> Problem:
+    """Return the problem of an image whose header `image_header.read_header` refused."""
+    return Problem("image-broken", "skipped", path, 0, f"{error.message}; the image is left out")
+
+
+def truncated_image(path: str) -> Problem:
+    """Return the problem of an image whose header says `complete=False`."""
+    return Problem("image-truncated", "skipped", path, 0, "the image ends before its end; it is left out")
+
+
+def image_that_goes_on(path: str) -> Problem:
+    """Return the problem of an image whose header says `goes_on=True`."""
+    message = (
+        "the JPEG has bytes behind its end. Ultralytics rewrites such a file, and where it cannot, as on a mount, "
+        "leaves out image and labels: convert with --reencode-broken, or train from an export"
+    )
+    return Problem("image-goes-on", "noted", path, 0, message)
+
+
+def quote(text: str) -> str:
+    """Quote a value for a message, in at most 60 characters."""
+    return repr(text if len(text) <= 60 else f"{text[:57]}…")

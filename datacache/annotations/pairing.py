@@ -15,8 +15,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, TypeVar
 
-from datacache.annotations.model import Problem
-from datacache.annotations.problems import quote
+from datacache.annotations.model import Problem, quote
 from datacache.manifest.reader import Manifest
 
 _NAMES: Final = {

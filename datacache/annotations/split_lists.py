@@ -13,9 +13,8 @@ from typing import Final
 
 from datacache.annotations.classes import read_data_yaml
 from datacache.annotations.layout import Layout, Read, text
-from datacache.annotations.model import Problem
+from datacache.annotations.model import Problem, quote
 from datacache.annotations.pairing import file_split, folder_split, is_image, split_of_name, without_extension
-from datacache.annotations.problems import quote
 from datacache.core.errors import AnnotationError
 
 _COLUMN: Final = re.compile(rb"(.*\S)\s+(?:-1|0|1)")

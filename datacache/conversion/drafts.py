@@ -14,9 +14,8 @@ from typing import Final, NamedTuple
 
 from datacache.annotations.formats.metadata import is_metadata
 from datacache.annotations.layout import Layout, text
-from datacache.annotations.model import Box, Draft, Problem
+from datacache.annotations.model import Box, Draft, Problem, quote
 from datacache.annotations.pairing import file_split, folder_split, image_folders, is_image
-from datacache.annotations.problems import quote
 from datacache.manifest.reader import Manifest
 
 _DRIVE: Final = re.compile(rb"^[A-Za-z]:")

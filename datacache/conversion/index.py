@@ -20,9 +20,17 @@ from datacache.annotations.check import check
 from datacache.annotations.formats import voc, yolo
 from datacache.annotations.image_header import ImageHeader, read_header
 from datacache.annotations.layout import text
-from datacache.annotations.model import FORMATS, Annotation, Draft, Problem
+from datacache.annotations.model import (
+    FORMATS,
+    Annotation,
+    Draft,
+    Problem,
+    broken_image,
+    image_that_goes_on,
+    truncated_image,
+    unusable_file,
+)
 from datacache.annotations.pairing import choose_image
-from datacache.annotations.problems import broken_image, image_that_goes_on, truncated_image, unusable_file
 from datacache.annotations.split_lists import ListedSplits, read_splits
 from datacache.annotations.table.ranges import Row
 from datacache.annotations.table.table import KEY_BYTES, EncodedRange, Table, TableBuilder, encode_range

@@ -17,8 +17,7 @@ from xxhash import xxh3_64_intdigest
 from datacache.annotations.classes import class_order
 from datacache.annotations.formats.metadata import is_metadata
 from datacache.annotations.image_header import jpeg_end
-from datacache.annotations.model import FORMATS, Annotation, Problem
-from datacache.annotations.problems import quote, truncated_image
+from datacache.annotations.model import FORMATS, Annotation, Problem, quote, truncated_image
 from datacache.annotations.table.table import Table
 from datacache.catalog.base import Catalog
 from datacache.catalog.commit import check_target, commit_manifest

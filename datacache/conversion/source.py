@@ -17,9 +17,8 @@ from typing import NamedTuple
 from datacache.annotations.formats import coco, keras_yolo, metadata
 from datacache.annotations.image_header import HEAD_BYTES, TAIL_BYTES
 from datacache.annotations.layout import Layout, detect, read_class_list, text
-from datacache.annotations.model import FORMATS, Draft, Problem
+from datacache.annotations.model import FORMATS, Draft, Problem, quote, unusable_file
 from datacache.annotations.pairing import Pairing, is_image, pair_leftovers
-from datacache.annotations.problems import quote, unusable_file
 from datacache.conversion.drafts import Drafts, NamedImages, Said
 from datacache.core.concurrency import PerProcess
 from datacache.core.errors import AnnotationError

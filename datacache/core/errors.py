@@ -160,7 +160,7 @@ class PathNotFoundError(DatacacheError, FileNotFoundError):
 
 
 class AnnotationError(DatacacheError, ValueError):
-    """An annotation or an image cannot be used at all. `code` is the problem's (`annotations/problems.py`), `file` and
+    """An annotation or an image cannot be used at all. `code` is the problem's (`annotations/model.py`), `file` and
     `line` say where (0: a line makes no sense). All three are left out where PyTorch has brought it from a worker."""
 
     def __init__(self, message: str, *, code: str = "", file: str = "", line: int = 0, hint: str = "") -> None:

@@ -42,7 +42,7 @@ from datacache.core.ids import BLOCK_BYTES, ObjectRef
 from datacache.imports.failures import Failure, Failures, TooLargeError, code_of
 from datacache.imports.journal import Done, Journal, origin_of
 from datacache.imports.lines import METADATA, Line, LinesFile, Plan
-from datacache.imports.places import WEB, Clock, Places, Room, check_import
+from datacache.imports.places import WEB, Allowance, Places, check_import
 from datacache.imports.web import Request, Web
 from datacache.manifest.builder import ManifestBuilder, Sorter
 from datacache.manifest.model import Entry, Lineage, Naming, SnapshotRecord, Source
@@ -277,23 +277,20 @@ class _Run:
         """Store a copy again, so that garbage collection takes it for new. Tell whether it was still there and
         whole."""
         key = (entry.key or b"").decode("utf-8", "surrogateescape")
-        clock = Clock(key, self._options.object_timeout_s)
-        with Room(self._budget) as room:
-            room.take(entry.size_bytes, clock)
+        with self._allowance(key) as allowed:
+            allowed.take(entry.size_bytes)
             try:
                 ref = ObjectRef(self._writer.source.store, key, entry.size_bytes)
-                data = self._read(self._stores.get(ref.store), ref, clock)
+                data = self._read(self._stores.get(ref.store), ref, allowed)
             except StoreError:
                 return False
             return self._put(data).key == key
 
     def _from_web(self, line: Line) -> Entry:
         shown = line.shown
-        with Room(self._budget) as room:
-            clock = Clock(shown, self._options.object_timeout_s)
-            body = self._web.get(
-                Request(line.url, shown, room, clock, self._options.max_object_bytes, self._stopped.is_set)
-            )
+        with self._allowance(shown) as allowed:
+            most = self._options.max_object_bytes
+            body = self._web.get(Request(line.url, shown, allowed, most, self._stopped.is_set))
             if body.is_page and not line.path.decode().lower().endswith(_PAGES):
                 raise StoreError(f"{shown}: the server sent a web page in place of the file", url=shown)
             stored = self._put(body.data)
@@ -306,13 +303,15 @@ class _Run:
         if info.size_bytes > self._options.max_object_bytes:
             most = f"the {self._options.max_object_bytes:,} bytes that one object may have"
             raise TooLargeError(f"{ref.url}: it has {info.size_bytes:,} bytes, more than {most}", url=ref.url)
-        clock = Clock(ref.url, self._options.object_timeout_s)
-        with Room(self._budget) as room:
-            room.take(info.size_bytes, clock)
-            stored = self._put(self._read(store, ref, clock))
+        with self._allowance(ref.url) as allowed:
+            allowed.take(info.size_bytes)
+            stored = self._put(self._read(store, ref, allowed))
         # The original's ETag and time: a copy of what did not change is no change.
         etag, key = info.etag or stored.hex, _raw(stored.key)
         return Entry(line.path, stored.size_bytes, info.mtime_ns, etag, "", self._copies_source, key)
+
+    def _allowance(self, shown: str) -> Allowance:
+        return Allowance(shown, self._options.object_timeout_s, self._budget)
 
     @property
     def _writer(self) -> ObjectWriter:
@@ -325,9 +324,9 @@ class _Run:
         except StoreError as exc:
             raise _DestinationError(exc) from exc
 
-    def _read(self, store: ObjectStore, ref: ObjectRef, clock: Clock) -> bytes:
+    def _read(self, store: ObjectStore, ref: ObjectRef, allowed: Allowance) -> bytes:
         def expect_time() -> None:
-            clock.check()
+            allowed.check()
             if self._stopped.is_set():
                 raise StoreError(f"{ref.url}: the import was stopped", url=ref.url)
 

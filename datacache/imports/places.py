@@ -4,7 +4,7 @@ Whoever runs an import has often not written its list, and the list is read with
 the list's own folder, or from folders that are named; no link leads out of them. Buckets, which are reached with
 credentials of the environment, and public web addresses are open. All other hosts have to be named.
 
-`Places` belongs to one thread, but for `rule`; each object has its own `Room` and `Clock`, in one thread. The functions
+`Places` belongs to one thread, but for `rule`; each object has its own `Allowance`, in one thread. The functions
 on names are pure.
 """
 
@@ -152,15 +152,17 @@ def is_junk(path: str) -> bool:
     return "__MACOSX" in parts or parts[-1] in _JUNK_NAMES or parts[-1].startswith("._")
 
 
-class Clock:
-    """The time one object may take, waiting for room not counted."""
+class Allowance(AbstractContextManager["Allowance"]):
+    """The time one object may take (waiting for room not counted), and its share of the bytes that may be in flight,
+    which is given back at the end of a `with` block."""
 
-    def __init__(self, shown_url: str, timeout_s: float) -> None:
-        self._url, self._timeout_s = shown_url, timeout_s
+    def __init__(self, shown_url: str, timeout_s: float, budget: ByteBudget) -> None:
+        self._url, self._timeout_s, self._budget = shown_url, timeout_s, budget
         self._end = time.monotonic() + timeout_s
+        self._held = 0
 
     def left_s(self) -> float:
-        """Return what is left; at the end 0 or less."""
+        """Return the time that is left; at the end 0 or less."""
         return self._end - time.monotonic()
 
     def check(self) -> None:
@@ -168,32 +170,19 @@ class Clock:
         if self.left_s() <= 0:
             raise TooSlowError(f"{self._url}: it was not here after {self._timeout_s:g} s", url=self._url)
 
-    def extend(self, seconds: float) -> None:
-        """Leave these out of the count."""
-        self._end += seconds
-
-
-class Room(AbstractContextManager["Room"]):
-    """A share of the bytes that may be in flight, given back at the end of a `with` block."""
-
-    def __init__(self, budget: ByteBudget) -> None:
-        self._budget = budget
-        self._held = 0
-
-    def take(self, size_bytes: int, clock: Clock) -> None:
+    def take(self, size_bytes: int) -> None:
         """Hold this much instead of what is held. A share is never raised while it is held: two that wait for each
         other's would wait for ever."""
-        self.give()
+        self._give()
         began = time.monotonic()
         self._budget.take(size_bytes)
         self._held = size_bytes
-        clock.extend(time.monotonic() - began)
+        self._end += time.monotonic() - began
 
-    def give(self) -> None:
-        """Hold nothing."""
+    def _give(self) -> None:
         if self._held:
             self._budget.give(self._held)
             self._held = 0
 
     def __exit__(self, *_exc: object) -> None:
-        self.give()
+        self._give()

@@ -27,7 +27,7 @@ from datacache.core.errors import (
     StoreUnreachableError,
 )
 from datacache.imports.failures import TooLargeError
-from datacache.imports.places import Clock, Room
+from datacache.imports.places import Allowance
 from datacache.store.answers import ENCODINGS, bounded_pools, checked_pools, pieces
 from datacache.store.errors import from_connection, from_status
 from datacache.store.retry import Backoff, MetPeers
@@ -49,9 +49,8 @@ class Request(NamedTuple):
     url: str
     shown: str
     """The URL as messages name it."""
-    room: Room
+    allowed: Allowance
     """Holds the size of the body, for the caller to give back."""
-    clock: Clock
     max_bytes: int
     stop: Callable[[], bool]
     """Whether to give up."""
@@ -112,7 +111,7 @@ class Web:
 
     def _retried(self, request: Request, *, once: bool) -> Body:
         host = _host(request.shown)
-        backoff = Backoff(min(self._timeout_s, request.clock.left_s()), reached=lambda: self._met.knows(host))
+        backoff = Backoff(min(self._timeout_s, request.allowed.left_s()), reached=lambda: self._met.knows(host))
         while True:
             try:
                 body = self._try(request)
@@ -121,7 +120,7 @@ class Web:
                     self._met.note(host)
                 asked_s = exc.retry_after_s if isinstance(exc, _BusyError) else 0.0
                 wait_s = asked_s or backoff.wait_s(exc)
-                if once or request.stop() or wait_s > request.clock.left_s():
+                if once or request.stop() or wait_s > request.allowed.left_s():
                     raise
                 time.sleep(wait_s)
             else:
@@ -129,7 +128,7 @@ class Web:
                 return body
 
     def _try(self, request: Request) -> Body:
-        answer = self._follow(request.url, request.shown, request.clock)
+        answer = self._follow(request.url, request.shown, request.allowed)
         whole = False
         try:
             body = _read(answer, request)
@@ -143,12 +142,12 @@ class Web:
             # Read to its end, it goes back to the pool; otherwise the connection is cut, not drained.
             answer.release_conn() if whole else answer.close()
 
-    def _follow(self, url: str, shown: str, clock: Clock) -> urllib3.BaseHTTPResponse:
+    def _follow(self, url: str, shown: str, allowed: Allowance) -> urllib3.BaseHTTPResponse:
         """Return the answer at the end of a URL's redirects, a 200."""
         at = url
         for _ in range(MAX_REDIRECTS + 1):
-            clock.check()
-            answer = self._send(at, shown, clock)
+            allowed.check()
+            answer = self._send(at, shown, allowed)
             if answer.status == 200:
                 return answer
             answer.close()
@@ -162,8 +161,8 @@ class Web:
             at = target
         raise StoreError(f"{shown}: it redirects more than {MAX_REDIRECTS} times", url=shown)
 
-    def _send(self, url: str, shown: str, clock: Clock) -> urllib3.BaseHTTPResponse:
-        timeout_s = max(0.1, min(self._timeout_s, clock.left_s()))
+    def _send(self, url: str, shown: str, allowed: Allowance) -> urllib3.BaseHTTPResponse:
+        timeout_s = max(0.1, min(self._timeout_s, allowed.left_s()))
         timeout = urllib3.Timeout(connect=min(_CONNECT_S, timeout_s), read=timeout_s)
         try:
             return self._pool(url).urlopen(
@@ -204,23 +203,23 @@ class Web:
 
 
 def _read(answer: urllib3.BaseHTTPResponse, request: Request) -> Body:
-    _, shown, room, clock, max_bytes, stop = request
+    _, shown, allowed, max_bytes, stop = request
     encoding = answer.headers.get("Content-Encoding", "").strip().lower()
     if encoding not in ENCODINGS:
         raise StoreError(f"{shown}: the server sends it in an encoding nobody asked for", url=shown)
     length = answer.length_remaining if encoding in ("", "identity") else None
     if length is not None and length > max_bytes:
         raise _too_large(shown, length, max_bytes)
-    room.take(_UNKNOWN_BYTES if length is None else length, clock)
+    allowed.take(_UNKNOWN_BYTES if length is None else length)
     parts: list[bytes] = []
     size = 0
     for part in pieces(answer):
         if length is None and size <= _UNKNOWN_BYTES < size + len(part):
-            room.take(max_bytes, clock)
+            allowed.take(max_bytes)
         size += len(part)
         if size > max_bytes:
             raise _too_large(shown, None, max_bytes)
-        clock.check()
+        allowed.check()
         if stop():
             raise StoreError(f"{shown}: the import was stopped", url=shown)
         parts.append(part)

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from datacache.annotations.check import check
 from datacache.annotations.formats import coco
 from datacache.annotations.image_header import ImageHeader
-from datacache.annotations.model import Annotation, Box
-from datacache.annotations.problems import PROBLEMS
+from datacache.annotations.model import PROBLEMS, Annotation, Box
 from datacache.core.errors import AnnotationError
 
 IMAGES = [{"id": 1, "file_name": "a.jpg", "width": 640, "height": 480}, {"id": 2, "file_name": "b.jpg"}]

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from datacache.annotations.check import check
 from datacache.annotations.formats import keras_yolo
 from datacache.annotations.image_header import ImageHeader
-from datacache.annotations.model import Annotation, Box
-from datacache.annotations.problems import PROBLEMS
+from datacache.annotations.model import PROBLEMS, Annotation, Box
 
 CLASSES = ("mask", "no_mask")
 IDS = {"mask": 0, "no_mask": 1}

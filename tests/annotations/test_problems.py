@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import datacache
-from datacache.annotations.problems import PROBLEMS, broken_image, quote, truncated_image, unusable_file
+from datacache.annotations.model import PROBLEMS, broken_image, quote, truncated_image, unusable_file
 from datacache.core.errors import AnnotationError, BrokenImageError
 from tests.test_docs import ROOT
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from datacache.annotations import where
+from datacache.annotations import query as where
 from datacache.annotations.model import Annotation
 from datacache.annotations.query import Query, count, find, find_paths
 from datacache.annotations.table.ranges import Row

@@ -11,7 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from datacache.annotations.formats import voc
-from datacache.annotations.formats.voc_reader import MAX_OBJECTS, VocReader
+from datacache.annotations.formats.voc import MAX_OBJECTS, VocReader
 from datacache.annotations.formats.xml_encoding import decode
 from datacache.annotations.model import Annotation, Box, Draft, Problem
 from datacache.core.errors import AnnotationError

@@ -12,8 +12,7 @@ from datacache.annotations.check import check, clean_label
 from datacache.annotations.classes import read_data_yaml
 from datacache.annotations.formats import yolo
 from datacache.annotations.image_header import ImageHeader
-from datacache.annotations.model import Annotation, Box
-from datacache.annotations.problems import PROBLEMS
+from datacache.annotations.model import PROBLEMS, Annotation, Box
 from datacache.core.errors import AnnotationError, UsageError
 
 CLASSES = ("mask", "no_mask")

@@ -15,8 +15,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from PIL import Image
 
-from datacache.annotations.model import Annotation, Box
-from datacache.annotations.problems import PROBLEMS
+from datacache.annotations.model import PROBLEMS, Annotation, Box
 from datacache.conversion.images import Processed, apply
 from datacache.conversion.operations import Operations, carry, parse_operations, plan
 from datacache.core.errors import AnnotationError, UsageError

@@ -26,8 +26,7 @@ from datacache.annotations.formats.values import (
     to_number,
     to_text,
 )
-from datacache.annotations.model import Action, Annotation, Box, Draft, DraftFile, Problem
-from datacache.annotations.problems import quote
+from datacache.annotations.model import Action, Annotation, Box, Draft, DraftFile, Problem, quote
 from datacache.core.errors import AnnotationError
 
 _FLAGS: Final = ("difficult", "truncated", "occluded")

@@ -11,8 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from datacache.annotations.formats.values import ClassIds, parse_number
-from datacache.annotations.model import Annotation, Box, Draft, DraftFile, Problem
-from datacache.annotations.problems import Problems, quote
+from datacache.annotations.model import Annotation, Box, Draft, DraftFile, Problem, Problems, quote
 
 _TOKEN = re.compile(r"[^ \t\v\f]+")
 _IMAGE_END = re.compile(r"\.(?:jpe?g|jpe|jfif|png|bmp|webp|tiff?|gif|p[gpnb]m)$", re.IGNORECASE)

@@ -13,8 +13,7 @@ from typing import Final
 
 from datacache.annotations.classes import decode
 from datacache.annotations.formats.values import JSON, kind, to_text
-from datacache.annotations.model import Draft, DraftFile, Problem
-from datacache.annotations.problems import Problems, quote
+from datacache.annotations.model import Draft, DraftFile, Problem, Problems, quote
 from datacache.core.errors import AnnotationError
 
 NAME: Final = b"metadata.jsonl"

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from datacache.annotations.classes import decode, unlisted
-from datacache.annotations.problems import Problems, quote
+from datacache.annotations.model import Problems, quote
 from datacache.core.errors import AnnotationError
 
 JSON = Any  # what json.loads gives

@@ -16,8 +16,7 @@ import re
 from collections.abc import Callable
 from typing import Final
 
-from datacache.annotations.model import Problem
-from datacache.annotations.problems import quote
+from datacache.annotations.model import Problem, quote
 from datacache.core.errors import AnnotationError
 
 _BOMS: Final = (

@@ -12,8 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from datacache.annotations.formats.values import ClassIds, bounding_box, parse_number
-from datacache.annotations.model import Annotation, Box, Draft, Problem
-from datacache.annotations.problems import Problems, quote
+from datacache.annotations.model import Annotation, Box, Draft, Problem, Problems, quote
 from datacache.core.errors import AnnotationError, UsageError
 
 MAX_BYTES: Final = 32 * 2**20
