@@ -129,7 +129,7 @@ class Program:
         return run
 
 
-def unknown_label(label: str, labels: Collection[str]) -> UsageError:
+def _unknown_label(label: str, labels: Collection[str]) -> UsageError:
     """Return the error for a label that is not there, with those that are."""
     import difflib
 
@@ -292,7 +292,7 @@ class _Checker:
 
     def _check_label(self, node: ast.Constant) -> None:
         if node.value not in self._labels:
-            error = unknown_label(str(node.value), self._labels)
+            error = _unknown_label(str(node.value), self._labels)
             raise self._error(error.message, node, error.hint)
 
 
@@ -369,7 +369,7 @@ def _select(table: Table, query: Query) -> _Found:
     program.add(f"{program.column('field', 'state')} != {UNUSABLE}")
     for label in query.labels:
         if label not in table.labels:
-            raise unknown_label(label, table.labels)
+            raise _unknown_label(label, table.labels)
     if query.labels:
         word = " or " if query.any_label else " and "
         of_each = (

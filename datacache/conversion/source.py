@@ -1,30 +1,276 @@
 """Find the annotation of each image of a snapshot, in a file beside the image or in one for many; and read many files.
 
-Used by the index and by image operations. `AnnotationSource` belongs to one thread; it goes through the manifest twice,
-and keeps one number an image. `Files` reads small files of a snapshot in order: from this node where it has them, ahead
-of time in threads otherwise, so a cold data set costs the store's throughput and not its latency times the number of
-files. It has one consumer.
+Used by the index, subsets, image operations and shards. `AnnotationSource` belongs to one thread; it goes through the
+manifest twice, and keeps one number an image.
+
+What files of many images say (COCO, keras-yolo3, `metadata.jsonl`) is brought to the images that they mean. A file's
+names are relative to a folder of images that it does not name, or absolute on the machine where it was written. An
+image that a file names exactly never gets what is said of another; what two files say of one image is taken together,
+and a box that both have counts once.
+
+`Files` reads small files of a snapshot in order: from this node where it has them, ahead of time in threads otherwise,
+so a cold data set costs the store's throughput and not its latency times the number of files. It has one consumer.
 """
 
 from __future__ import annotations
 
+import re
 from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Final, NamedTuple
 
 from datacache.annotations.formats import coco, keras_yolo, metadata
+from datacache.annotations.formats.metadata import is_metadata
 from datacache.annotations.image_header import HEAD_BYTES, TAIL_BYTES
 from datacache.annotations.layout import Layout, detect, read_class_list, text
-from datacache.annotations.model import FORMATS, Draft, Problem, quote, unusable_file
-from datacache.annotations.pairing import Pairing, is_image, pair_leftovers
-from datacache.conversion.drafts import Drafts, NamedImages, Said
+from datacache.annotations.model import FORMATS, Box, Draft, Problem, quote, unusable_file
+from datacache.annotations.pairing import Pairing, file_split, folder_split, image_folders, is_image, pair_leftovers
 from datacache.core.concurrency import PerProcess
 from datacache.core.errors import AnnotationError
 from datacache.core.ids import BLOCK_BYTES, ObjectId, object_id
 from datacache.manifest.model import Entry
+from datacache.manifest.reader import Manifest
 from datacache.reader.snapshot import Snapshot
+
+_DRIVE: Final = re.compile(rb"^[A-Za-z]:")
+_IMAGES: Final = (b"images/", b"Images/", b"JPEGImages/", b"imgs/")
+_IMAGE_FOLDERS: Final = frozenset(folder[:-1] for folder in _IMAGES)
+_FOLDERS_KEPT: Final = 100_000
+_SPELLINGS: Final = {
+    "train": (b"train", b"training"),
+    "val": (b"val", b"valid", b"validation"),
+    "test": (b"test", b"testing"),
+}
+_SPLITS: Final = tuple(_SPELLINGS)
+Said = tuple[Draft, tuple[Problem, ...]]
+"""What is said of one image, and what was wrong with it."""
+
+WHOLE: Final = 2
+"""The image has the whole name, in a folder that the file's names may be relative to."""
+END: Final = 1
+"""The image has the end of the name, with a folder at least: the name is a path on another machine."""
+BY_NAME: Final = 0
+"""It has the name's last part alone."""
+
+
+class Named(NamedTuple):
+    """The image that a name means."""
+
+    image: bytes
+    certainty: int
+    """`WHOLE`, `END` or `BY_NAME`."""
+    name: bytes
+    """The name in one spelling, to compare names."""
+
+
+class NamedImages:
+    """Finds images by what files call them."""
+
+    def __init__(self, manifest: Manifest, layout: Layout) -> None:
+        self._manifest = manifest
+        self._folders = layout.image_folders
+        self._places: dict[bytes, tuple[bytes, ...]] = {}
+        self._exist: dict[bytes, bool] = {}
+
+    def named(self, name: str, file: bytes) -> Named | None:
+        """Find the image that the file at `file` calls `name`; None where there is none, or no single one.
+
+        Tried in this order, and each with the leading folders of the name dropped one by one: the folder of the file,
+        folders of images beside it and above it (those of the file's own split first), and at last every folder of
+        images, where the name must be in one alone. Where a folder of the name is there, the image is in it or is
+        missing. An image in the folder of another split is never meant.
+        """
+        try:
+            raw = name.encode("utf-8", "surrogateescape")
+        except UnicodeEncodeError:  # JSON can hold halves of characters; no path of a snapshot does
+            return None
+        return self._find(raw, file) or (self._find(raw.replace(b"\\", b"/"), file) if b"\\" in raw else None)
+
+    def _find(self, name: bytes, file: bytes) -> Named | None:
+        parts = [part for part in _DRIVE.sub(b"", name).split(b"/") if part not in (b"", b".", b"..")]
+        if not parts:
+            return None
+        if file not in self._places:
+            self._places[file] = tuple(dict.fromkeys(_places(file)))
+        places = self._places[file]
+        whole = b"/".join(parts)
+        for place in places:
+            if self._is_there(place + whole):
+                return Named(place + whole, WHOLE, whole)
+        split = folder_split(whole) or file_split(file)
+        for at in range(len(parts) - 1):
+            rest = b"/".join(parts[at:])
+            for place in places if at else ():
+                if self._fits(place + rest, split):
+                    return Named(place + rest, END, whole)
+            folder = rest[: rest.rfind(b"/") + 1]
+            if any(self._exists(place + folder) for place in places):
+                return None
+        for place in places:
+            path = place + parts[-1]
+            if self._fits(path, split):
+                same_kind = len(parts) > 1 and {parts[-2], place[:-1].rpartition(b"/")[2]} <= _IMAGE_FOLDERS
+                return Named(path, END if same_kind else BY_NAME, whole)
+        found = [folder + parts[-1] for folder in self._folders if self._fits(folder + parts[-1], split)]
+        return Named(found[0], BY_NAME, whole) if len(found) == 1 else None
+
+    def _fits(self, path: bytes, split: str) -> bool:
+        return (not split or folder_split(path) in ("", split)) and self._is_there(path)
+
+    def _is_there(self, path: bytes) -> bool:
+        return is_image(path) and self._manifest.find(path) is not None
+
+    def _exists(self, folder: bytes) -> bool:
+        known = self._exist.get(folder)
+        if known is None:
+            row = self._manifest.seek(folder)
+            known = row < self._manifest.rows and self._manifest.path(row).startswith(folder)
+            if len(self._exist) >= _FOLDERS_KEPT:
+                self._exist.clear()
+            self._exist[folder] = known
+        return known
+
+
+def _places(file: bytes) -> Iterator[bytes]:
+    """Folders that names in a file may be relative to, the likeliest first."""
+    folder = file[: file.rfind(b"/") + 1]
+    split = file_split(file)
+    words = [word for word in re.split(rb"[^A-Za-z0-9]+", file.rpartition(b"/")[2]) if file_split(word) == split]
+    names = [*words, *_SPELLINGS[split]] if split else []
+    near = list(dict.fromkeys([folder, *image_folders(folder, b".json")]))
+    above = [folder[: at + 1] for at in range(len(folder) - 1, -1, -1) if folder[at : at + 1] == b"/"]
+    for place in dict.fromkeys([*near, *above, b""]):
+        for name in names:
+            yield place + name + b"/"
+            for images in _IMAGES:
+                yield place + name + b"/" + images
+                yield place + images + name + b"/"
+        yield place
+        yield from (place + images for images in _IMAGES)
+
+
+class _Claim(NamedTuple):
+    named: Named
+    said: Said
+
+
+@dataclass
+class _Repeats:
+    """Images that two files have."""
+
+    first: bytes
+    images: int = 0
+    same: int = 0
+    more: int = 0
+
+
+class Drafts:
+    """Takes file after file. `split_files`: the files' names say the splits of their images."""
+
+    def __init__(self, named: NamedImages, *, split_files: bool) -> None:
+        self._named, self._split_files = named, split_files
+        self._drafts: dict[bytes, Said] = {}
+        self._by_name: dict[bytes, list[_Claim]] = {}
+        self._repeats: dict[tuple[str, str], _Repeats] = {}
+        self.problems: list[Problem] = []
+        """Those of no image."""
+
+    def add(self, file: bytes, images: Iterable[tuple[Draft, list[Problem]]]) -> None:
+        """Take what one file says."""
+        claims: dict[bytes, list[_Claim]] = {}
+        for draft, problems in images:
+            said = draft, tuple(problems)
+            named = self._named.named(draft.name, file)
+            if named is None:
+                self._lose(said)
+            else:
+                claims.setdefault(named.image, []).append(_Claim(named, said))
+        for image, several in claims.items():
+            best = max(claim.named.certainty for claim in several)
+            chosen = [claim for claim in several if claim.named.certainty == best]
+            for claim in several:
+                if claim.named.certainty != best:
+                    self._lose(claim.said, f", and {quote(text(image))} is another")
+            if best == BY_NAME:
+                self._by_name.setdefault(image, []).extend(chosen)
+            elif best == WHOLE or len({claim.named.name for claim in chosen}) == 1:
+                for claim in chosen:
+                    self._take(image, claim.said)
+            else:
+                self._lose_all(image, chosen)
+
+    def finish(self) -> dict[bytes, Said]:
+        """Return it by image. Names that fit by their last part alone are looked at now that all exact ones are
+        known."""
+        for image, claims in self._by_name.items():
+            if image in self._drafts or len({claim.named.name for claim in claims}) > 1:
+                self._lose_all(image, claims)
+                continue
+            for _, (draft, problems) in claims:
+                message = f"there is no image {draft.name!r} in the snapshot; {quote(text(image))} is taken for it"
+                by_name = Problem("image-by-name", "noted", draft.file, draft.line, message)
+                self._take(image, (draft, (*problems, by_name)))
+        for (one, other), of in self._repeats.items():
+            where = f"are in {one}, too" if one != other else "are named there in several ways"
+            message = (
+                f"{of.images:,} image(s), {quote(text(of.first))} first, {where}: {of.same:,} box(es) are the same and "
+                f"count once, {of.more:,} more are taken, too"
+            )
+            self.problems.append(Problem("image-repeated", "noted", other, 0, message))
+        return self._drafts
+
+    def _take(self, image: bytes, said: Said) -> None:
+        earlier = self._drafts.get(image)
+        self._drafts[image] = said if earlier is None else self._merged(image, earlier, said)
+
+    def _merged(self, image: bytes, one: Said, other: Said) -> Said:
+        (a, a_problems), (b, b_problems) = one, other
+        problems = a_problems + b_problems
+        known = {box[:5] for box in a.boxes}
+        more = tuple(box for box in b.boxes if box[:5] not in known)
+        first, second = a, b
+        if is_metadata(a.file) == is_metadata(b.file):
+            repeats = self._repeats.setdefault((a.file, b.file), _Repeats(image))
+            repeats.images += 1
+            repeats.same += len(b.boxes) - len(more)
+            repeats.more += len(more)
+            if self._rank(b) < self._rank(a):
+                first, second = b, a
+            ranks = self._rank(first), self._rank(second)
+            if ranks[0] < ranks[1] < len(_SPLITS):
+                kept, left = _SPLITS[ranks[0]], _SPLITS[ranks[1]]
+                message = f"{quote(text(image))} is in {left} here, and in {kept} in {first.file}; it is in {kept}"
+                problems += (Problem("split-repeated", "repaired", second.file, second.line, message),)
+        draft = first._replace(
+            boxes=_lines_of(first, a, a.boxes) + _lines_of(first, b, more),
+            labels=tuple(dict.fromkeys(a.labels + b.labels)),
+            width=a.width or b.width,
+            height=a.height or b.height,
+        )
+        return draft, problems
+
+    def _rank(self, draft: Draft) -> int:
+        split = file_split(draft.file.encode("utf-8", "surrogateescape")) if self._split_files else ""
+        return _SPLITS.index(split) if split in _SPLITS else len(_SPLITS)
+
+    def _lose_all(self, image: bytes, claims: Iterable[_Claim]) -> None:
+        for claim in claims:
+            self._lose(claim.said, f", and whether {quote(text(image))} is meant is not clear")
+
+    def _lose(self, said: Said, more: str = "") -> None:
+        draft, problems = said
+        message = f"there is no image {draft.name!r} in the snapshot{more}; what is said of it is left out"
+        self.problems += problems
+        self.problems.append(Problem("annotation-without-image", "skipped", draft.file, draft.line, message))
+
+
+def _lines_of(chosen: Draft, draft: Draft, boxes: tuple[Box, ...]) -> tuple[Box, ...]:
+    """Boxes with their lines, which are those of the chosen file."""
+    return boxes if draft.file == chosen.file else tuple(box._replace(line=0) for box in boxes)
+
 
 _NONE = -1
 _LEFTOVERS_LIMIT = 200_000

@@ -19,11 +19,10 @@ from datacache.annotations.table.ranges import Row
 from datacache.catalog.base import Catalog
 from datacache.catalog.commit import check_target, commit_manifest
 from datacache.catalog.objects import NewFiles, ObjectWriter
-from datacache.conversion.drafts import NamedImages
 from datacache.conversion.index import Annotations, Reading
 from datacache.conversion.model import Splits
 from datacache.conversion.pipeline import Plan, run
-from datacache.conversion.source import AnnotationSource
+from datacache.conversion.source import AnnotationSource, NamedImages
 from datacache.core.errors import UsageError
 from datacache.manifest.builder import ManifestBuilder, sorted_entries
 from datacache.manifest.model import Entry, Lineage, Naming, SnapshotRecord, Source

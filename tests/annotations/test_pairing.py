@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from datacache.annotations.layout import detect
 from datacache.annotations.pairing import Pairing, choose_image, is_image, pair_leftovers
-from datacache.conversion.drafts import NamedImages
+from datacache.conversion.source import NamedImages
 from tests.annotations.folders import Folder
 
 

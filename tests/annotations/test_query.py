@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from datacache.annotations import query as where
 from datacache.annotations.model import Annotation
-from datacache.annotations.query import Query, count, find, find_paths
+from datacache.annotations.query import BOX_FIELDS, FIELDS, HINT, Query, count, find, find_paths
 from datacache.annotations.table.ranges import Row
 from datacache.annotations.table.table import Table
 from datacache.core.errors import UsageError
@@ -241,8 +240,8 @@ def test_a_negative_number_of_objects_is_refused(bound: str):
 
 
 def test_every_field_and_function_is_in_the_hint():
-    assert all(field in where.HINT for field in where.FIELDS)
-    assert where.FIELDS.keys() >= where.BOX_FIELDS
+    assert all(field in HINT for field in FIELDS)
+    assert FIELDS.keys() >= BOX_FIELDS
 
 
 def test_details_are_loaded_for_box_fields_alone():
