@@ -205,9 +205,9 @@ class Pairing:
             row += 1
 
     def _existing(self, folders: Iterable[bytes]) -> tuple[bytes, ...]:
-        return tuple(folder for folder in dict.fromkeys(folders) if self._exists(folder))
+        return tuple(folder for folder in dict.fromkeys(folders) if self.exists(folder))
 
-    def _exists(self, folder: bytes) -> bool:
+    def exists(self, folder: bytes) -> bool:
         """Tell whether a folder has files; asked of its parents first, which many folders have in common."""
         at = folder.find(b"/") + 1
         while at:

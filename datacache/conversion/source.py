@@ -38,7 +38,6 @@ from datacache.reader.snapshot import Snapshot
 _DRIVE: Final = re.compile(rb"^[A-Za-z]:")
 _IMAGES: Final = (b"images/", b"Images/", b"JPEGImages/", b"imgs/")
 _IMAGE_FOLDERS: Final = frozenset(folder[:-1] for folder in _IMAGES)
-_FOLDERS_KEPT: Final = 100_000
 _SPELLINGS: Final = {
     "train": (b"train", b"training"),
     "val": (b"val", b"valid", b"validation"),
@@ -73,7 +72,7 @@ class NamedImages:
         self._manifest = manifest
         self._folders = layout.image_folders
         self._places: dict[bytes, tuple[bytes, ...]] = {}
-        self._exist: dict[bytes, bool] = {}
+        self._pairing = Pairing(manifest, b".json")
 
     def named(self, name: str, file: bytes) -> Named | None:
         """Find the image that the file at `file` calls `name`; None where there is none, or no single one.
@@ -107,7 +106,7 @@ class NamedImages:
                 if self._fits(place + rest, split):
                     return Named(place + rest, END, whole)
             folder = rest[: rest.rfind(b"/") + 1]
-            if any(self._exists(place + folder) for place in places):
+            if any(self._pairing.exists(place + folder) for place in places):
                 return None
         for place in places:
             path = place + parts[-1]
@@ -122,16 +121,6 @@ class NamedImages:
 
     def _is_there(self, path: bytes) -> bool:
         return is_image(path) and self._manifest.find(path) is not None
-
-    def _exists(self, folder: bytes) -> bool:
-        known = self._exist.get(folder)
-        if known is None:
-            row = self._manifest.seek(folder)
-            known = row < self._manifest.rows and self._manifest.path(row).startswith(folder)
-            if len(self._exist) >= _FOLDERS_KEPT:
-                self._exist.clear()
-            self._exist[folder] = known
-        return known
 
 
 def _places(file: bytes) -> Iterator[bytes]:
