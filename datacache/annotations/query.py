@@ -341,26 +341,22 @@ def find(table: Table, query: Query) -> Iterator[ImageSummary]:
     """Return the images a query means, in the byte order of their paths. `UsageError` at once for a label that the
     table does not have, and for a condition that cannot be understood."""
     return (
-        ImageSummary(path, width, height, objects, labels)
+        ImageSummary(paths[row], widths[row], heights[row], objects[row], labels[row])
         for summary, rows in _select(table, query)
-        for path, width, height, objects, labels in _picked(
-            rows, summary.paths(), summary.widths(), summary.heights(), summary.objects(), summary.counts()
-        )
+        for paths, widths, heights in [(summary.paths(), summary.widths(), summary.heights())]
+        for objects, labels in [(summary.objects(), summary.counts())]
+        for row in rows
     )
 
 
 def find_paths(table: Table, query: Query) -> Iterator[str]:
     """Return the paths alone, which is faster."""
-    return (path for summary, rows in _select(table, query) for (path,) in _picked(rows, summary.paths()))
+    return (paths[row] for summary, rows in _select(table, query) for paths in [summary.paths()] for row in rows)
 
 
 def count(table: Table, query: Query) -> int:
     """Count the images."""
     return sum(len(rows) for _, rows in _select(table, query))
-
-
-def _picked(rows: Sequence[int], *columns: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
-    return ((*(column[row] for column in columns),) for row in rows)
 
 
 def _select(table: Table, query: Query) -> _Found:
