@@ -14,7 +14,7 @@ from PIL import Image
 from datacache import api
 from datacache.annotations.formats.voc import write
 from datacache.annotations.model import Annotation, Box
-from datacache.conversion.index import open_table
+from datacache.conversion.index import Annotations, Reading
 from datacache.core.ids import BLOCK_BYTES
 from datacache.settings import Settings
 
@@ -48,7 +48,8 @@ def test_a_large_image_is_known_by_its_ends(
         (folder / "Annotations" / f"{name}.xml").write_bytes(write(annotation))
     ref = make(folder)
     with api.open_snapshot(ref, settings) as snapshot, closing(api.open_catalog(settings)) as catalog:
-        rows = {row.path.rpartition("/")[2].partition(".")[0]: row for row in open_table(snapshot, catalog).rows()}
+        table = Annotations(snapshot, catalog, Reading()).table()
+        rows = {row.path.rpartition("/")[2].partition(".")[0]: row for row in table.rows()}
     whole, cut = rows["whole"], rows["cut"]
     assert whole.problems == ()
     assert whole.annotation is not None

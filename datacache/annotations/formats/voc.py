@@ -5,14 +5,14 @@ box around the first pixel is 1, 1, 1, 1); LabelImg, CVAT and nearly every tool 
 same box is 0, 0, 1, 1).
 
 `parse` reads what most tools write, as they write it, with a few regular expressions, and everything else (other
-elements, comments, entities, encodings, all that is wrong) with expat (`_VocReader`); both give the same
+elements, comments, entities, encodings, all that is wrong) with expat (`VocReader`); both give the same
 (`test_voc.py` holds them together), the first at a third of the cost of building a tree.
 
 Used by the annotation table and by conversions. Pure, any thread.
 
 With expat, elements are looked at as they come, and only those that mean something are kept, so a file costs no tree.
 Nothing outside the file is ever opened, and what could make a small file large (entities, default values of attributes)
-is refused. Coordinates found by their text are made once and never changed. A `_VocReader` reads one file, in one
+is refused. Coordinates found by their text are made once and never changed. A `VocReader` reads one file, in one
 thread."""
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def attributes_of(pose: str | None) -> tuple[tuple[str, str], ...]:
     return (("pose", pose),) if pose and pose.lower() != "unspecified" else ()
 
 
-class _VocReader:
+class VocReader:
     """Reads one file: `read` once."""
 
     def __init__(self, file: str, origin: int) -> None:
@@ -361,7 +361,7 @@ def parse(data: bytes | memoryview, file: str, *, origin: int = 0) -> tuple[Draf
         message = f"the file has {size_bytes:,} bytes, more than {MAX_BYTES:,}"
         raise AnnotationError(message, code="file-too-large", file=file)
     text, mended = decode(bytes(data), file)
-    draft, problems = _VocReader(file, origin).read(text)
+    draft, problems = VocReader(file, origin).read(text)
     return draft, [mended, *problems] if mended else problems
 
 
