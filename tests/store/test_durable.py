@@ -18,6 +18,7 @@ WRITERS = {
     "take_file": "LocalStore().take_file(key, source)",
     "bucket": "LocalBucket().write(key, b'data', {}, expect=None)",
     "pins": "write_pins(Path('/' + key), {'a@b': 'a'})",
+    "journal": "make_segment(Path('/' + key).parent, None, first=1, sequence=1)",
 }
 _PRELUDE = """
 import sys
@@ -25,6 +26,7 @@ from pathlib import Path
 from datacache.store.local.store import LocalStore
 from datacache.store.local.bucket import LocalBucket
 from datacache.tiers.writer import write_pins
+from datacache.writeback.journal.segments import make_segment
 key, source = sys.argv[1], Path(sys.argv[2])
 """
 
@@ -34,7 +36,7 @@ def test_a_file_and_its_name_are_synced_before_the_writer_returns(tmp_path: Path
     folder = tmp_path / "new" / "newer" if "folders" in how else tmp_path
     source = tmp_path / "source"
     source.write_bytes(b"data")
-    target, log = folder / "target", tmp_path / "strace.log"
+    target, log = folder / ("00000001.log" if how == "journal" else "target"), tmp_path / "strace.log"
     subprocess.run(
         [program("strace", package="strace"), "-f", "-y", "-o", log, "-e", "trace=/fsync|fdatasync|rename|mkdir", "--",
          sys.executable, "-c", _PRELUDE + WRITERS[how], str(target)[1:], str(source)],

@@ -162,6 +162,22 @@ def test_after_a_power_loss_the_index_is_made_again(on_ssd):
         assert read(on_ssd, block) == block.data
 
 
+def test_the_copy_of_the_index_is_on_the_disk_before_it_takes_the_place_of_the_last(on_ssd, monkeypatch):
+    saved, real, synced = layout.saved_index(on_ssd.home), os.fsync, []
+
+    def fsync(fd):
+        real(fd)
+        synced.append((os.fstat(fd).st_ino, saved.stat().st_ino))
+
+    with open_tiers(on_ssd) as writer:
+        put(writer, make_block(1))
+    last = saved.stat().st_ino
+    with open_tiers(on_ssd) as writer:
+        put(writer, make_block(2))
+        monkeypatch.setattr(os, "fsync", fsync)
+    assert (saved.stat().st_ino, last) in synced
+
+
 def test_pins_and_readable_regions_survive_a_lost_index_and_ids_are_new(on_ssd, monkeypatch):
     precious, plain = make_block(1, dataset="precious"), make_block(2, dataset="plain")
     large = make_block(3, BLOCK_BYTES, object_bytes=2 * BLOCK_BYTES)
@@ -311,7 +327,7 @@ def test_a_short_direct_write_goes_on_at_a_whole_disk_block_and_a_full_disk_says
 
 
 @promise("A folder in memory that somebody else made first is left alone")
-@pytest.mark.parametrize("how", ["a link", "open to others"])
+@pytest.mark.parametrize("how", ["a link", "open to a group", "open to others"])
 def test_a_ram_folder_that_is_not_ours_alone_is_left_alone_and_another_is_found_by_all(settings, tmp_path, how):
     folder = memory_dir(settings.home, settings.ram_dir)
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -320,7 +336,7 @@ def test_a_ram_folder_that_is_not_ours_alone_is_left_alone_and_another_is_found_
         folder.symlink_to(tmp_path / "elsewhere")
     else:
         folder.mkdir()
-        folder.chmod(0o777)
+        folder.chmod(0o770 if how == "open to a group" else 0o707)
     block = make_block(1)
     early = LocalBlocks(settings.home, settings.ram_dir)
     assert early.copy(block.id) is None

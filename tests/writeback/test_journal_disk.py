@@ -196,6 +196,50 @@ def test_frames_whose_fsync_failed_are_written_anew_to_another_segment(tmp_path:
             journal.close()
 
 
+_FAILED = """
+import os, sys
+from pathlib import Path
+from datacache.core.errors import StagingError
+from datacache.writeback.journal.journal import Change, Journal
+journal = Journal(Path(sys.argv[1]), ballast_bytes=0)
+journal.commit(journal.append([Change("first", b"h", b"1" * 9000)]))
+os.sync()
+filler = Path(sys.argv[2]).open("wb", buffering=0)
+try:
+    while True:
+        filler.write(bytes(4096))
+except OSError:
+    pass
+try:
+    journal.commit(journal.append([Change("second", b"h", b"2" * (1 << 20))]))
+except StagingError:
+    os.kill(os.getpid(), 9)
+"""
+
+
+@promise("After a failed sync, its data is written anew before anything is acknowledged")
+def test_frames_whose_fsync_failed_before_a_kill_are_on_the_disk_after_the_next_start(tmp_path: Path) -> None:
+    """They may be whole in the page cache, which takes them for written."""
+    with mounted(tmp_path / "below", "-t", "tmpfs", "-o", "size=4m", "tmpfs") as below:
+        image = below / "disk.img"
+        with image.open("wb") as file:
+            file.truncate(64 << 20)
+        subprocess.run(["mkfs.ext2", "-q", "-b", "4096", "-N", "64", "-m", "0", image], check=True)
+        with mounted(tmp_path / "disk", "-o", "loop", str(image)) as disk:
+            command = [sys.executable, "-c", _FAILED, disk / "journal", below / "filler"]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            assert done.returncode == -9, done.stderr
+            (below / "filler").unlink()
+            journal = Journal(disk / "journal", ballast_bytes=0)
+            found = keys(journal)
+            journal.close()
+        with mounted(tmp_path / "disk", "-o", "loop", str(image)) as disk:  # nothing in the page cache now
+            journal = Journal(disk / "journal", ballast_bytes=0)
+            assert keys(journal) == found == ["first", "second"]
+            assert journal.read("second") == b"2" * (1 << 20)
+            journal.close()
+
+
 _KILLED = """
 import os, sys
 from pathlib import Path
