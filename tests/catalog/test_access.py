@@ -233,6 +233,18 @@ def test_a_name_that_was_open_closes_when_something_closed_goes_into_it(catalog:
 
 
 @promise("A derived data set inherits its source's list before it can be seen")
+def test_what_a_data_set_without_a_list_went_into_stays_within_the_setting(catalog: SqliteCatalog) -> None:
+    for name in ("plain", "hand"):
+        catalog.commit(a_record(name))
+    for name in ("mask", "hand"):
+        set_access(catalog, name, everybody=False, allow=["lab"])
+    made(catalog, "mixed", "mask", "plain")
+    made(catalog, "mixed", "mask", "hand", content=1)  # older versions still have what was in `plain`
+    assert allowed(catalog, "lab", dataset="mixed", default="all")
+    assert not allowed(catalog, "lab", dataset="mixed", default="none")
+
+
+@promise("A derived data set inherits its source's list before it can be seen")
 def test_a_list_that_was_chosen_stands_until_something_else_goes_into_it(catalog: SqliteCatalog) -> None:
     catalog.commit(a_record("face"))
     set_access(catalog, "mask", everybody=False, allow=["lab"])

@@ -446,6 +446,18 @@ def test_a_pod_of_a_namespace_that_is_not_allowed_or_not_the_volumes_gets_nothin
     assert "mask " not in f"{words} ".replace("masks", "")
 
 
+def test_a_data_set_that_shuts_somebody_out_goes_to_no_pod_of_an_unknown_namespace(
+    masks: dict[str, str], kubelet: Kubelet, settings: Settings
+) -> None:
+    with closing(open_catalog(settings)) as catalog:
+        set_access(catalog, "mask", everybody=True, deny=["guests"])
+    context, name = {"dataset": f"mask@{masks['v1']}"}, "csi.storage.k8s.io/pod.namespace"
+    kubelet.stage("v", context)
+    for namespace, expected in (("lab", "OK"), ("guests", "PERMISSION_DENIED"), ("", "PERMISSION_DENIED")):
+        request = kubelet.publish_request("v", context | {name: namespace}, f"pod-{namespace}")
+        assert kubelet.code("NodePublishVolume", request)[0] == expected
+
+
 # --- credentials ----------------------------------------------------------------------------------------------------
 
 
