@@ -333,6 +333,35 @@ def test_an_order_that_is_given_up_is_not_published_any_longer(tmp_path: Path, s
     assert os.listdir(lookahead_dir(settings.home, settings.ram_dir)) == []
 
 
+def test_this_ranks_next_epoch_is_published_behind_the_one_that_is_read(
+    tmp_path: Path, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from datacache.api import create_snapshot
+    from datacache.torch import SnapshotDataset
+
+    (tmp_path / "a").mkdir()
+    for number in range(50):
+        (tmp_path / "a" / f"{number:03}.txt").write_text(str(number))
+    create_snapshot("numbers", f"file://{tmp_path}/a", settings=settings)
+    dataset, asked = SnapshotDataset("numbers@latest", target=None, settings=settings), []
+    plan_items = dataset.plan_items
+
+    def asked_for(samples: np.ndarray) -> np.ndarray:
+        asked.append(samples.tolist())
+        return plan_items(samples)
+
+    monkeypatch.setattr(dataset, "plan_items", asked_for)
+    sampler = EpochSampler(dataset, seed=6, rank=1, world=2)
+    sampler.set_epoch(3)
+    given = iter(sampler)
+    next(given)
+    assert sampler._lookahead is not None
+    assert sampler._lookahead.wait_sent()
+    orders = [EpochOrder(50, seed=6, epoch=epoch).take(0, 50)[1::2].tolist() for epoch in (3, 4)]
+    assert asked[-2:] == orders
+    sampler.close()
+
+
 class Planned(Numbers):
     """What it reads of a sample is told by the sample's number."""
 

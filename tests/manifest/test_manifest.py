@@ -197,6 +197,7 @@ OTHER = BlobId(b"o" * 16)
         {"entries": [A._replace(source=1), D]},
         {"entries": [A._replace(size_bytes=MAX_READABLE_BYTES + 1), D]},
         {"more": [RangeInfo(OTHER, b"b", 1)]},
+        {"more": [RangeInfo(OTHER, b"d/b", 1)]},
         {"more": [RangeInfo(OTHER, b"a", 1)]},
         {"more": [RangeInfo(OTHER, b"0", 1)]},
     ],
