@@ -33,14 +33,14 @@ def allowed(catalog: SqliteCatalog, namespace: str, *, dataset: str = "mask", de
     return True
 
 
-@promise("A data set with a list is open to the namespaces on it, whatever the default")
+@promise("A data set with a list is open to the namespaces on it only; one without goes by `DATACACHE_ACCESS`")
 def test_without_a_list_the_setting_decides(catalog: SqliteCatalog) -> None:
     assert allowed(catalog, "team-a", default="all")
     assert not allowed(catalog, "team-a", default="none")
     assert not access_of(catalog, "mask", default="all").listed
 
 
-@promise("A data set with a list is open to the namespaces on it, whatever the default")
+@promise("A data set with a list is open to the namespaces on it only; one without goes by `DATACACHE_ACCESS`")
 def test_a_list_decides_whatever_the_setting_says(catalog: SqliteCatalog) -> None:
     set_access(catalog, "mask", allow=["team-a", "team-b"])
     for default in ("all", "none"):
@@ -70,7 +70,7 @@ def test_one_that_shuts_somebody_out_is_not_open_to_whoever_is_not_known(catalog
     assert not set_access(catalog, "mask", allow=["guests"]).without_exception
 
 
-@promise("A refused namespace hears how to get the data set and nothing else")
+@promise("A refused namespace hears how to get the data set, and not even whether it exists")
 def test_who_may_not_have_it_hears_how_to_get_it_and_nothing_else(catalog: SqliteCatalog) -> None:
     said = []
     for name in ("mask", "nosuch"):
@@ -182,7 +182,7 @@ def made(catalog: SqliteCatalog, name: str, *inputs: str, content: int = 0, repl
     commit_manifest(catalog, builder, Naming(name=name, replace=replace), origin="", lineage=lineage)
 
 
-@promise("A derived data set inherits its source's list before it can be seen")
+@promise("A derived data set inherits its source's list before it can be seen, of several the intersection")
 def test_what_is_made_of_a_closed_data_set_is_open_to_no_others_and_that_is_said(
     catalog: SqliteCatalog, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -202,7 +202,7 @@ def test_what_is_made_of_a_closed_data_set_is_open_to_no_others_and_that_is_said
     assert access_of(catalog, "later", default="none").denied == ("guests",)
 
 
-@promise("A derived data set inherits its source's list before it can be seen")
+@promise("A derived data set inherits its source's list before it can be seen, of several the intersection")
 def test_what_is_made_of_several_is_open_to_whom_all_are(catalog: SqliteCatalog) -> None:
     for name in ("face", "hand", "plain"):
         catalog.commit(a_record(name))
@@ -221,7 +221,7 @@ def test_what_is_made_of_several_is_open_to_whom_all_are(catalog: SqliteCatalog)
     assert not allowed(catalog, "guests", dataset="d", default="all")
 
 
-@promise("A derived data set inherits its source's list before it can be seen")
+@promise("A derived data set inherits its source's list before it can be seen, of several the intersection")
 def test_a_name_that_was_open_closes_when_something_closed_goes_into_it(catalog: SqliteCatalog) -> None:
     catalog.commit(a_record("face"))
     made(catalog, "mixed", "face")
@@ -232,7 +232,7 @@ def test_a_name_that_was_open_closes_when_something_closed_goes_into_it(catalog:
     assert not allowed(catalog, "guests", dataset="mixed", default="all")
 
 
-@promise("A derived data set inherits its source's list before it can be seen")
+@promise("A derived data set inherits its source's list before it can be seen, of several the intersection")
 def test_what_a_data_set_without_a_list_went_into_stays_within_the_setting(catalog: SqliteCatalog) -> None:
     for name in ("plain", "hand"):
         catalog.commit(a_record(name))
@@ -244,7 +244,7 @@ def test_what_a_data_set_without_a_list_went_into_stays_within_the_setting(catal
     assert not allowed(catalog, "lab", dataset="mixed", default="none")
 
 
-@promise("A derived data set inherits its source's list before it can be seen")
+@promise("A derived data set inherits its source's list before it can be seen, of several the intersection")
 def test_a_list_that_was_chosen_stands_until_something_else_goes_into_it(catalog: SqliteCatalog) -> None:
     catalog.commit(a_record("face"))
     set_access(catalog, "mask", everybody=False, allow=["lab"])
@@ -261,7 +261,7 @@ def test_a_list_that_was_chosen_stands_until_something_else_goes_into_it(catalog
     assert not allowed(catalog, "lab", dataset="inherits", default="all")
 
 
-@promise("A derived data set inherits its source's list before it can be seen")
+@promise("A derived data set inherits its source's list before it can be seen, of several the intersection")
 def test_a_commit_that_is_refused_changes_no_list(catalog: SqliteCatalog) -> None:
     set_access(catalog, "mask", everybody=False, allow=["lab"])
     made(catalog, "open")

@@ -108,14 +108,14 @@ def site(
     return Site(load_settings(), data, ahead, grace)
 
 
-@promise("Ages go by the store's and the database's clock, not the node's")
+@promise("A node's wrong clock harms no creation under way: ages go by the clocks of store and database")
 def test_a_collection_of_a_node_that_is_ahead_takes_nothing_of_a_creation_under_way(site: Site) -> None:
     record = site.create(pin=True, at_the_end=site.collect_ahead)
     assert record.files == FILES
     assert site.problems() == 0
 
 
-@promise("Ages go by the store's and the database's clock, not the node's")
+@promise("A node's wrong clock harms no creation under way: ages go by the clocks of store and database")
 def test_a_snapshot_without_copies_survives_such_a_collection_too(site: Site) -> None:
     record = site.create(pin=False, at_the_end=site.collect_ahead)
     assert record.files == FILES
@@ -123,7 +123,7 @@ def test_a_snapshot_without_copies_survives_such_a_collection_too(site: Site) ->
         assert snapshot.read("007.jpg") == b"image 7"
 
 
-@promise("Ages go by the store's and the database's clock, not the node's")
+@promise("A node's wrong clock harms no creation under way: ages go by the clocks of store and database")
 def test_what_is_old_is_stored_again_by_a_node_whose_clock_is_behind(site: Site, tmp_path: Path) -> None:
     """By its own clock it would take old objects for young, and rely on what the next collection takes."""
     if not site.settings.objects.startswith("file://"):
@@ -164,7 +164,7 @@ def test_a_collection_without_grace_leaves_a_creation_under_way_alone(site: Site
     assert site.problems() == 0
 
 
-@promise("The grace period counts from the removal of a snapshot")
+@promise("What is younger than the grace period, or was removed within it, stays")
 def test_a_removed_snapshot_stays_for_the_grace_period_and_then_goes(site: Site) -> None:
     record = site.create(pin=True)
     with closing(api.open_catalog(site.settings)) as catalog:

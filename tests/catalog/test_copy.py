@@ -148,7 +148,7 @@ def test_what_has_not_changed_is_neither_read_nor_written_again(bucket: Bucket, 
     assert list(verify_snapshot(second.ref, read=True, settings=settings)) == []
 
 
-@promise("An interrupted copy leaves nothing visible")
+@promise("An interrupted copy leaves nothing visible and only whole objects")
 def test_a_creation_that_broke_off_goes_on_and_sends_nothing_twice(bucket: Bucket, settings: Settings) -> None:
     puts: list[str] = []
 

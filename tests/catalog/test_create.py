@@ -52,7 +52,7 @@ def create(catalog: SqliteCatalog, store: MemoryStore, name: str = "mask") -> Sn
     )
 
 
-@promise("A new version writes what changed and nothing else")
+@promise("A new version writes what changed and shares the rest")
 def test_an_unchanged_prefix_writes_no_blob_and_a_changed_one_the_ranges_that_changed(
     catalog: Counting, store: MemoryStore
 ) -> None:

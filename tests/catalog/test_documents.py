@@ -40,7 +40,7 @@ def version_3_file(path: Path) -> None:
         connection.executescript("DROP TABLE documents; PRAGMA user_version=3;")
 
 
-@promise("Garbage collection and removals leave documents alone")
+@promise("Garbage collection and removals leave documents and tasks alone")
 def test_a_file_of_version_3_gets_documents_by_any_of_many_and_keeps_everything(tmp_path: Path) -> None:
     path = tmp_path / "catalog.db"
     version_3_file(path)
@@ -76,7 +76,7 @@ except CatalogError as exc:
     assert "cannot be written" in in_read_only(path.parent, script)
 
 
-@promise("Garbage collection and removals leave documents alone")
+@promise("Garbage collection and removals leave documents and tasks alone")
 def test_garbage_collection_and_removed_snapshots_leave_documents(tmp_path: Path) -> None:
     catalog = SqliteCatalog(tmp_path / "catalog.db")
     catalog.commit(a_record())
@@ -87,7 +87,7 @@ def test_garbage_collection_and_removed_snapshots_leave_documents(tmp_path: Path
     catalog.close()
 
 
-@promise("Acknowledged documents survive a killed writer")
+@promise("Acknowledged documents survive a killed writer and a broken connection")
 def test_a_document_whose_connection_is_cut_anywhere_is_set_once_and_its_writer_knows(mongod: Mongod) -> None:
     chance = random.Random(3)
     with CuttingProxy(mongod.port) as proxy:

@@ -162,7 +162,7 @@ while True:
 """
 
 
-@promise("A killed writer of copies leaves only whole objects")
+@promise("An interrupted copy leaves nothing visible and only whole objects")
 def test_a_writer_that_is_killed_leaves_only_whole_objects(place: str, catalog: Catalog, settings: Settings) -> None:
     for _ in range(3):
         process = subprocess.Popen(

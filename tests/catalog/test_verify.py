@@ -175,7 +175,7 @@ def test_one_object_that_gives_no_answer_is_a_problem_and_a_store_that_gives_non
         made.verify(manifest, settings)
 
 
-@promise("`verify --read` finds flipped bits in copies, too")
+@promise("`verify --read` compares every byte, also of copies")
 def test_reading_finds_what_sizes_and_etags_do_not_show(tmp_path: Path, settings: Settings) -> None:
     (tmp_path / "data").mkdir()
     for n in range(200):

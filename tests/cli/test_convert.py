@@ -43,7 +43,7 @@ def test_it_prints_the_snapshot_the_counts_and_every_problem_with_its_place(face
     assert "convert faces@" in shown
 
 
-@promise("What a data set is made of changes only with `--replace`")
+@promise("A data set's command, source and layout change only with `--replace`")
 def test_a_conversion_takes_no_other_data_sets_name_unless_asked_to(faces: Path, dsctl: Dsctl, tmp_path: Path) -> None:
     before = dsctl("snapshot", "list", "--json").json
     shards = tmp_path / "shards"
@@ -61,7 +61,7 @@ def test_a_conversion_takes_no_other_data_sets_name_unless_asked_to(faces: Path,
     assert made.json["snapshot"]["parent"] == before[0]["id"]
 
 
-@promise("What a data set is made of changes only with `--replace`")
+@promise("A data set's command, source and layout change only with `--replace`")
 def test_the_next_version_of_the_same_source_needs_nothing_and_another_layout_does(faces: Path, dsctl: Dsctl) -> None:
     words = ("--as", "c", "--split", "none", "--json")
     first = dsctl("convert", "faces@v1", "--to", "coco", *words).json["snapshot"]
@@ -150,7 +150,7 @@ def test_a_home_with_converted_snapshots_is_healthy(faces: Path, dsctl: Dsctl) -
     assert all(check["state"] != "fail" for check in stores), stores
 
 
-@promise("A derived data set inherits its source's list before it can be seen")
+@promise("A derived data set inherits its source's list before it can be seen, of several the intersection")
 @pytest.mark.parametrize(
     ("name", "command"),
     [

@@ -78,7 +78,7 @@ def test_lines_come_from_standard_input_too(dsctl: Dsctl, bucket: Path, tmp_path
         assert json.loads(done.stdout)["origin"] == "-"
 
 
-@promise("An import tries every line and reports every failure")
+@promise("An import reports every failure, and commits nothing unless they are to be left out (`--skip-failed`)")
 def test_failures_are_shown_counted_and_reported(dsctl: Dsctl, bucket: Path, web: str, tmp_path: Path) -> None:
     file, report = tmp_path / "list.jsonl", tmp_path / "report.jsonl"
     bad = [{"url": f"{web}/missing-{n}?token_of=s3cret"} for n in range(24)]

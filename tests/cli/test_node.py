@@ -85,7 +85,7 @@ def test_a_mount_shows_the_bucket_until_it_is_unmounted(dsctl: Dsctl, ref: str, 
     assert both.err.startswith(f"error: nothing is mounted at {folder}\n       nothing is mounted at {folder.parent}\n")
 
 
-@promise("`dsctl umount` takes away no mount of another home")
+@promise("`dsctl umount` takes away no mount of another home, and names that home; of several mounts it tries each")
 def test_several_mounts_are_unmounted_at_once_and_none_of_another_home(
     dsctl: Dsctl, ref: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -464,7 +464,7 @@ def many(dsctl: Dsctl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert dsctl("snapshot", "create", "many", "--from", "s3://many").code == 0
 
 
-@promise("An interrupted warm-up says that it goes on in the daemon")
+@promise("An interrupted warm-up goes on in the daemon and says so; `dsctl jobs cancel ID` ends it")
 @pytest.mark.usefixtures("many")
 def test_a_warm_up_that_is_interrupted_goes_on_is_listed_and_cancelled(dsctl: Dsctl) -> None:
     assert dsctl("jobs").out == "no jobs\n"

@@ -230,7 +230,7 @@ def test_a_change_of_an_open_file_that_was_replaced_is_told_by_status_as_its_pro
     assert [(error["path"], error["errno"]) for error in shown["live"]["errors"]] == [("setattr weights", "ESTALE")]
 
 
-@promise("`dsctl umount` takes away no mount of another home")
+@promise("`dsctl umount` takes away no mount of another home, and names that home; of several mounts it tries each")
 def test_a_mount_of_another_home_is_not_unmounted_from_here(
     dsctl: Dsctl, url: str, folder: Path, tmp_path: Path
 ) -> None:

@@ -180,7 +180,7 @@ def test_python_removes_as_the_command_does(dsctl: Dsctl, bucket: Path, settings
         api.remove_snapshot("mask@v2", settings=settings)
 
 
-@promise("What a data set is made of changes only with `--replace`")
+@promise("A data set's command, source and layout change only with `--replace`")
 def test_what_a_data_set_is_changes_only_when_asked_to(dsctl: Dsctl, bucket: Path, tmp_path: Path) -> None:
     made = dsctl("snapshot", "create", "mask", "--from", bucket, "--json").json
     (bucket / "new").write_bytes(b"new")

@@ -127,7 +127,7 @@ def test_shards_are_cut_at_their_borders(dsctl: Dsctl, pictures: str, settings: 
         assert {name for _epoch, name, _record in used} == names
 
 
-@promise("Garbage collection leaves tasks alone")
+@promise("Garbage collection and removals leave documents and tasks alone")
 def test_garbage_collection_leaves_tasks_alone(dsctl: Dsctl, pictures: str, settings: Settings) -> None:
     make(dsctl, pictures)
     task = fetch(queue := api.open_tasks("job", settings))

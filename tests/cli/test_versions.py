@@ -239,7 +239,7 @@ def test_a_store_that_does_not_answer_is_told_about_while_it_is_asked_again(home
     assert "the store cannot answer now (HTTP 503, InternalError); it is asked again for 5" in warning
 
 
-@promise("An unreachable endpoint is named after 3 s with its setting, however many ask")
+@promise("An unreachable endpoint that the home never met is named after 3 s with its setting, however many ask")
 @pytest.mark.parametrize("kind", ["refused", "unknown"])
 def test_an_endpoint_that_nobody_answers_at_is_named_soon_with_its_setting(dsctl: Dsctl, kind: str) -> None:
     endpoint = {"refused": f"http://127.0.0.1:{free_port()}", "unknown": "http://no-such-host.invalid:9000"}[kind]
@@ -251,7 +251,7 @@ def test_an_endpoint_that_nobody_answers_at_is_named_soon_with_its_setting(dsctl
     assert "AWS_ENDPOINT_URL" in result.error["hint"]
 
 
-@promise("An unreachable endpoint is named after 3 s with its setting, however many ask")
+@promise("An unreachable endpoint that the home never met is named after 3 s with its setting, however many ask")
 def test_a_read_from_an_endpoint_that_nobody_answers_at_ends_soon(
     dsctl: Dsctl, rclone_s3: RcloneS3, tmp_path: Path
 ) -> None:

@@ -192,7 +192,7 @@ class CatalogConformance(CollectConformance, DocumentsConformance):
         assert dataset.tags == {"v1": first.id}
         assert catalog.snapshots("mask") == [first, second]
 
-    @promise("A commit whose tag is taken changes nothing")
+    @promise("A tag is moved only when asked to")
     def test_a_tag_that_is_taken_makes_the_commit_change_nothing(self, catalog: Catalog) -> None:
         first, second = a_record(number=1), a_record(number=2)
         catalog.commit(first, tags=["v1"])
@@ -364,7 +364,7 @@ class CatalogConformance(CollectConformance, DocumentsConformance):
         assert dataset is not None
         assert (dataset.latest, dataset.tags) == (a_record(number=2).id, {"v1": a_record(number=1).id})
 
-    @promise("What a data set is made of changes only with `--replace`")
+    @promise("A data set's command, source and layout change only with `--replace`")
     def test_of_two_first_commits_at_once_the_second_is_checked(
         self, catalog: Catalog, open_again: Callable[[], Catalog]
     ) -> None:
@@ -544,7 +544,7 @@ class CatalogConformance(CollectConformance, DocumentsConformance):
         check_consistency(catalog)
         assert catalog.snapshots("mask") == [record]
 
-    @promise("A killed writer leaves a valid catalog, with all that was acknowledged")
+    @promise("Writers, creations and collections killed at any point leave a valid catalog")
     def test_a_killed_writer_leaves_a_valid_catalog_and_loses_nothing_it_was_told_is_done(
         self, catalog: Catalog, catalog_url: str
     ) -> None:

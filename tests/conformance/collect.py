@@ -190,7 +190,7 @@ class CollectConformance:
         assert said.blobs == len(needed) + 2
         assert open_again().get_blobs(needed) == {}
 
-    @promise("What is younger than the grace period stays")
+    @promise("What is younger than the grace period, or was removed within it, stays")
     def test_what_was_put_within_the_grace_period_stays(
         self, catalog: Catalog, open_again: Callable[[], Catalog]
     ) -> None:
@@ -203,7 +203,7 @@ class CollectConformance:
         assert collect(catalog, later_s=HOUR_S + 60).blobs == 1
         assert not open_again().get_blobs([blob[0]])
 
-    @promise("What is younger than the grace period stays")
+    @promise("What is younger than the grace period, or was removed within it, stays")
     def test_what_is_put_again_counts_as_put_now(
         self, catalog: Catalog, open_again: Callable[[], Catalog], monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -215,7 +215,7 @@ class CollectConformance:
         assert collect(catalog, later_s=10 * HOUR_S + 60).blobs == 1
         assert set(open_again().get_blobs([again[0], once[0]])) == {again[0]}
 
-    @promise("The grace period counts from the removal of a snapshot")
+    @promise("What is younger than the grace period, or was removed within it, stays")
     def test_the_grace_period_counts_from_the_removal(self, catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
         record = a_snapshot(catalog, "mask", range(50), label=b"old")
         with monkeypatch.context() as patch:
@@ -294,7 +294,7 @@ class CollectConformance:
         for kind in (leases.MOUNTS, leases.CREATIONS, leases.REMOVED):
             assert catalog.documents(kind) == []
 
-    @promise("Ages go by the store's and the database's clock, not the node's")
+    @promise("A node's wrong clock harms no creation under way: ages go by the clocks of store and database")
     def test_the_catalogs_clock_is_about_right(self, catalog: Catalog) -> None:
         before_s = time.time()
         assert before_s - 5 < catalog.now_s() < time.time() + 5
@@ -478,7 +478,7 @@ class CollectConformance:
         collect(catalog)
         assert read_everything(catalog) >= creators
 
-    @promise("Collections and creations killed at any point leave a valid catalog")
+    @promise("Writers, creations and collections killed at any point leave a valid catalog")
     def test_collections_and_creations_killed_at_any_point_leave_a_valid_catalog(
         self, catalog: Catalog, catalog_url: str
     ) -> None:

@@ -21,7 +21,7 @@ _fork = multiprocessing.get_context("fork")
 class DocumentsConformance:
     """Needs the fixtures `catalog`, `catalog_url` and `open_again` of the whole suite."""
 
-    @promise("A document is changed only from what it is")
+    @promise("Of several changes of a document (access list, volume) at once one succeeds")
     def test_a_document_is_what_was_set_last_from_what_it_was(
         self, catalog: Catalog, open_again: Callable[[], Catalog]
     ) -> None:
@@ -90,7 +90,7 @@ class DocumentsConformance:
         with pytest.raises(UsageError):
             catalog.set_document(kind, key, text, old=None)
 
-    @promise("A document is changed only from what it is")
+    @promise("Of several changes of a document (access list, volume) at once one succeeds")
     def test_of_processes_that_set_at_once_none_loses_what_another_has_set(
         self, catalog: Catalog, catalog_url: str
     ) -> None:
@@ -103,7 +103,7 @@ class DocumentsConformance:
         assert [child.exitcode for child in children] == [0] * 4
         assert catalog.document("counter", "one") == "60"
 
-    @promise("Acknowledged documents survive a killed writer")
+    @promise("Acknowledged documents survive a killed writer and a broken connection")
     def test_a_killed_writer_of_documents_loses_nothing_it_was_told_is_done(
         self, catalog: Catalog, catalog_url: str
     ) -> None:

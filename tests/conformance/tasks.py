@@ -208,7 +208,7 @@ class TasksConformance:
         assert second.left().tolist() == [3]
         assert queue.report_batch_done(second, 1) is True
 
-    @promise("A late report is refused and changes nothing")
+    @promise("A late report is refused and changes nothing, unless it is in nobody's way")
     def test_whatever_a_lost_lease_reports_is_refused_and_changes_nothing(self, store: TaskStore) -> None:
         queue = make_queue(store)
         zombie = fetch(queue, "first")
@@ -236,7 +236,7 @@ class TasksConformance:
         with pytest.raises(LeaseLostError):
             queue.report_done(zombie)
 
-    @promise("A late report is refused and changes nothing")
+    @promise("A late report is refused and changes nothing, unless it is in nobody's way")
     def test_a_lease_that_expired_counts_for_as_long_as_nobody_took_the_task(self, store: TaskStore) -> None:
         queue = make_queue(store)
         task = fetch(queue)
@@ -320,7 +320,7 @@ class TasksConformance:
 
     # --- failures -------------------------------------------------------------------------------------------
 
-    @promise("A task that cannot be done is listed with its errors, never dropped in silence")
+    @promise("A task that cannot be done, or at which workers die, is listed with its errors until it is put back")
     def test_a_task_that_fails_is_tried_after_all_others_and_then_listed_with_its_errors(
         self, store: TaskStore
     ) -> None:
@@ -344,7 +344,7 @@ class TasksConformance:
         assert failed.errors == ("first $error", "second")
         assert failed.owner == "two"
 
-    @promise("Failed tasks can be put back at any time")
+    @promise("A task that cannot be done, or at which workers die, is listed with its errors until it is put back")
     def test_failed_tasks_can_be_put_back_even_when_all_is_over(self, store: TaskStore) -> None:
         queue = make_queue(store, max_failures=1, epochs=2)
         for _task in range(2):
@@ -360,7 +360,7 @@ class TasksConformance:
         assert Counter(done) + Counter(again) == records([0, 1])
         assert queue.status().failed == []
 
-    @promise("A task that cannot be done is listed with its errors, never dropped in silence")
+    @promise("A task that cannot be done, or at which workers die, is listed with its errors until it is put back")
     def test_a_task_whose_workers_die_again_and_again_is_failed_and_one_that_gets_on_is_not(
         self, store: TaskStore
     ) -> None:

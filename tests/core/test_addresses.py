@@ -114,7 +114,7 @@ def test_an_address_of_this_machine_is_closed_even_if_it_looks_public(monkeypatc
     assert not AddressRule().allows_address(own, 80)
 
 
-@promise("A list leads to no private address that is not allowed")
+@promise("A list leads to no private address that is not allowed, nor does a redirect")
 def test_through_a_proxy_a_host_is_refused_for_any_closed_address(monkeypatch: pytest.MonkeyPatch) -> None:
     known = {"open.example": ["93.184.216.34"], "both.example": ["93.184.216.34", "169.254.169.254"]}
 

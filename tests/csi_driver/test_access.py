@@ -156,7 +156,7 @@ def test_what_a_closed_data_set_has_is_not_told_to_a_volume_of_nobody_knows_whom
     assert (code, "it has v1" in words) == ("INVALID_ARGUMENT", True)
 
 
-@promise("A volume that was given goes on after its snapshot left the catalog")
+@promise("A volume that was given goes on after its snapshot left the catalog, also after a kill")
 def test_what_was_given_goes_on_and_revives_when_the_snapshot_was_removed(
     any_catalog: str, ids: Ids, start_driver: StartDriver, tmp_path: Path, home: Path
 ) -> None:

@@ -111,7 +111,7 @@ def children_of(pid: int) -> set[int]:
     return {int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
 
 
-@promise("Liveness probes notice a driver, a mount host and a daemon that hang")
+@promise("Liveness probes notice a driver, mount host or daemon that hangs, and wait for one that opens its cache")
 def test_the_probe_of_the_mounts_notices_a_host_that_hangs(tmp_path: Path) -> None:
     place = tmp_path / "mounts.sock"
     check = [sys.executable, "-m", "csi_driver.host_check", str(place)]
@@ -230,7 +230,7 @@ def source(tmp_path: Path) -> Path:
     return folder
 
 
-@promise("After any kill but of first processes, reads only wait, and mounts have owners again")
+@promise("After any kill but of first processes, reads only wait, and mounts have owners again within seconds")
 @needs_root
 def test_kills_of_both_keepers_in_turn_break_no_read_with_the_pauses_of_a_kubelet(
     node: Node, source: Path, tmp_path: Path

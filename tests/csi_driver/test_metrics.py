@@ -154,7 +154,7 @@ def test_it_listens_on_the_address_that_it_is_told_and_on_no_other() -> None:
         MetricsServer(0, None, address="192.0.2.1")
 
 
-@promise("Liveness probes notice a driver, a mount host and a daemon that hang")
+@promise("Liveness probes notice a driver, mount host or daemon that hangs, and wait for one that opens its cache")
 def test_health_notices_a_driver_whose_threads_all_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver_server, "PROBE_S", 0.5)
     going_on = threading.Event()

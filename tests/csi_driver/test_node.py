@@ -247,7 +247,7 @@ def test_a_pod_with_another_fsgroup_gets_the_bucket_when_the_others_have_ended(
     assert not list((settings.home / "csi").rglob("*.json"))
 
 
-@promise("Which of two pods came first does not decide whether they can share a volume")
+@promise("A pod with another fsGroup gets a bucket volume when its other pods have ended")
 @pytest.mark.parametrize("first", ["5000", ""])
 def test_of_pods_with_and_without_a_group_the_order_does_not_decide(bucket: Path, kubelet: Kubelet, first: str) -> None:
     context = {"bucket": f"s3://{bucket.name}/out"}
@@ -261,7 +261,7 @@ def test_of_pods_with_and_without_a_group_the_order_does_not_decide(bucket: Path
     assert group_of_new_file(target, "file") == int(second or 0)
 
 
-@promise("Which of two pods came first does not decide whether they can share a volume")
+@promise("A pod with another fsGroup gets a bucket volume when its other pods have ended")
 def test_options_of_the_class_hold_for_pods_of_every_group(bucket: Path, kubelet: Kubelet) -> None:
     context = {"bucket": f"s3://{bucket.name}/out"}
     for pod, group in (("pod-1", "5000"), ("pod-2", ""), ("pod-3", "6000")):

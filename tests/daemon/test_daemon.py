@@ -90,7 +90,7 @@ def test_a_second_daemon_of_a_home_is_refused_with_the_pid_of_the_first(settings
     assert connect(settings).health()["pid"] == pid
 
 
-@promise("A home has one daemon, however many start one at a time")
+@promise("A home has one daemon, however many start one at a time or delete `<home>/run`")
 def test_many_clients_starting_at_once_get_one_daemon(settings):
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         pids = set(pool.map(lambda _: connect(settings).health()["pid"], range(8)))
@@ -381,7 +381,7 @@ def test_a_store_that_answers_503_to_all_is_asked_by_few_and_fails_all_readers_b
         client.stop()
 
 
-@promise("The daemon may be killed again and again")
+@promise("A daemon killed at any point, again and again, leaves only right blocks")
 @pytest.mark.slow
 def test_readers_see_no_error_and_no_wrong_byte_while_the_daemon_is_killed(s3_bucket, settings):
     name, _ = s3_bucket
@@ -471,7 +471,7 @@ def test_where_something_else_starts_the_daemon_no_client_does_and_reads_go_past
     assert running_daemon(settings) is None
 
 
-@promise("An unreachable endpoint is named after 3 s with its setting, however many ask")
+@promise("An unreachable endpoint that the home never met is named after 3 s with its setting, however many ask")
 def test_a_daemon_that_starts_while_its_store_is_away_waits_for_it(s3_bucket, rclone_s3, settings, monkeypatch):
     with FaultProxy(rclone_s3.endpoint) as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)

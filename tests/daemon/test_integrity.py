@@ -115,7 +115,7 @@ def test_past_the_daemon_copying_and_importing_are_checked_as_well(
             assert all(snapshot.read(path) == data for path, data in list(DATA.items())[:count])
 
 
-@promise("Pieces of an object of one block, read past the daemon, are checked")
+@promise("Pieces of an object of one block (4 MiB), read past the daemon, are checked")
 @pytest.mark.parametrize("direct", [False, True])
 def test_pieces_that_are_read_past_the_daemon_are_of_whole_checked_objects(
     bucket_of: Callable[..., Bucket], direct: bool
@@ -243,7 +243,7 @@ def flip_first(answer: Answer) -> None:
         answer.body = bytes([answer.body[0] ^ 4]) + answer.body[1:]
 
 
-@promise("`verify --read` compares every byte with a hash or checksum")
+@promise("`verify --read` compares every byte, also of copies")
 @pytest.mark.parametrize("algorithm", ["crc64nvme", ""])
 def test_verify_names_every_object_that_comes_with_other_bytes(
     bucket_of: Callable[..., Bucket], algorithm: str
@@ -268,7 +268,7 @@ def test_verify_names_every_object_that_comes_with_other_bytes(
     assert list(verify_snapshot("a", read=True)) == []
 
 
-@promise("`verify --read` compares every byte with a hash or checksum")
+@promise("`verify --read` compares every byte, also of copies")
 def test_verify_says_how_many_files_could_not_be_checked(bucket_of: Callable[..., Bucket]) -> None:
     bucket = bucket_of("", 100)
     forward = bucket.server.forward

@@ -68,7 +68,7 @@ def stopped(settings):
     os.kill(pid, signal.SIGCONT)
 
 
-@promise("A hanging or stopped daemon costs a read three seconds, and later reads nothing")
+@promise("A hanging or stopped daemon costs a node's reads three seconds once")
 def test_reads_past_a_stopped_daemon_wait_once_and_use_it_again_when_it_goes_on(settings, snapshot, stopped):
     # Three seconds are promised. Waiting for an answer takes 2 T + 10 s, here 130.
     settings = dataclasses.replace(settings, store_timeout_s=60.0)
@@ -86,7 +86,7 @@ def test_reads_past_a_stopped_daemon_wait_once_and_use_it_again_when_it_goes_on(
     assert 20 <= connect(settings).cache_status()["reads"]["direct_reads"] < 30
 
 
-@promise("A hanging or stopped daemon costs a read three seconds, and later reads nothing")
+@promise("A hanging or stopped daemon costs a node's reads three seconds once")
 def test_a_process_that_comes_later_does_not_wait_at_all(settings, snapshot, stopped):
     until(lambda: DaemonClient(settings).silence(), "not silent")
     late = DaemonClient(settings)
@@ -131,7 +131,7 @@ def test_without_a_daemon_the_probe_fails_and_starts_none(settings):
     assert not paths.lock_path(settings.home).exists()
 
 
-@promise("A liveness probe does not kill a daemon that takes long to open its cache")
+@promise("Liveness probes notice a driver, mount host or daemon that hangs, and wait for one that opens its cache")
 def test_a_daemon_that_is_opening_its_tiers_still_passes_the_probe_unless_it_is_stopped(settings, tmp_path):
     environment = os.environ | settings.environment() | {"GO_ON": str(tmp_path / "go-on")}
     program = (
@@ -162,7 +162,7 @@ def test_a_daemon_that_is_opening_its_tiers_still_passes_the_probe_unless_it_is_
         daemon.wait()
 
 
-@promise("A hanging or stopped daemon costs a read three seconds, and later reads nothing")
+@promise("A hanging or stopped daemon costs a node's reads three seconds once")
 def test_a_killed_daemon_is_not_silent_but_gone_and_the_next_read_starts_another(settings, snapshot):
     client = connect(settings)
     until(client.beats, "no pulse")

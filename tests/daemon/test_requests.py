@@ -157,7 +157,7 @@ def test_a_snapshot_whose_fill_did_not_begin_is_considered_again(settings):
     assert not daemon._considered
 
 
-@promise("Deleting `<home>/run` gives a home no second daemon, and the first one makes way")
+@promise("A home has one daemon, however many start one at a time or delete `<home>/run`")
 def test_deleting_the_run_folder_gives_no_second_daemon_and_the_first_makes_way(settings):
     client = connect(settings)
     pid = client.health()["pid"]

@@ -368,7 +368,7 @@ def test_the_daemons_limit_holds_its_tier_in_memory_and_what_readers_make_it_use
     assert 2 * idle_and_readers + tier <= 2 * 2**30
 
 
-@promise("Liveness probes notice a driver, a mount host and a daemon that hang")
+@promise("Liveness probes notice a driver, mount host or daemon that hangs, and wait for one that opens its cache")
 def test_a_container_that_hangs_is_noticed() -> None:
     commands = {name: node_container("the defaults", name)["livenessProbe"] for name in ("driver", "mounts", "daemon")}
     assert commands["driver"]["httpGet"]["path"] == "/healthz"  # which is Identity.Probe, see `server.probe`

@@ -137,7 +137,7 @@ def kill_at_random(mount: BucketMount) -> Counter[str]:
     return disturb(KILLS, random.Random(SEED), weighted, apart_s=0.7)
 
 
-@promise("Kills of server, supervisor and daemon lose nothing that was acknowledged")
+@promise("Kills, faults of the store and a full staging disk lose nothing that was acknowledged")
 @LONG
 def test_kills_lose_nothing(writable_rclone: RcloneS3, experiment: Callable[..., Experiment]) -> None:
     trial = experiment(writable_rclone)
@@ -145,7 +145,7 @@ def test_kills_lose_nothing(writable_rclone: RcloneS3, experiment: Callable[...,
     assert sum(said["failed"].values()) < sum(said["tried"].values()) / 2
 
 
-@promise("Kills of server, supervisor and daemon lose nothing that was acknowledged")
+@promise("Kills, faults of the store and a full staging disk lose nothing that was acknowledged")
 @pytest.mark.ceph
 @LONG
 def test_kills_lose_nothing_on_ceph(ceph_rgw: CephRgw, experiment: Callable[..., Experiment]) -> None:
@@ -186,7 +186,7 @@ def rain(proxy: FaultProxy, dice: random.Random, share: float) -> None:
         proxy.always(Fault(**{**fault.__dict__, "only": lambda _method, _path, chance=chance: dice.random() < chance}))
 
 
-@promise("Faults of the store lose nothing, with kills or without")
+@promise("Kills, faults of the store and a full staging disk lose nothing that was acknowledged")
 @LONG
 def test_faults_of_the_store_lose_nothing(writable_rclone: RcloneS3, experiment: Callable[..., Experiment]) -> None:
     with FaultProxy(writable_rclone.endpoint) as proxy:
@@ -205,7 +205,7 @@ def test_faults_of_the_store_lose_nothing(writable_rclone: RcloneS3, experiment:
         assert sum(said["failed"].values()) <= 0.02 * sum(said["tried"].values()), said
 
 
-@promise("Faults of the store lose nothing, with kills or without")
+@promise("Kills, faults of the store and a full staging disk lose nothing that was acknowledged")
 @LONG
 def test_faults_and_kills_together_lose_nothing(
     writable_rclone: RcloneS3, experiment: Callable[..., Experiment]
@@ -234,7 +234,7 @@ def small_disk(tmp_path: Path, settings: Settings) -> Path:
 
 
 @promise("With full staging a writer waits, then gets ENOSPC")
-@promise("A full staging disk loses nothing")
+@promise("Kills, faults of the store and a full staging disk lose nothing that was acknowledged")
 @LONG
 def test_a_full_staging_disk_loses_nothing(
     writable_rclone: RcloneS3,

@@ -207,7 +207,7 @@ def test_other_bytes_under_a_name_have_another_inode_and_our_own_upload_has_not(
     assert directory.read("a") == b"theirs, longer"
 
 
-@promise("A file keeps inode number and times when the kernel forgets it and asks again")
+@promise("A file keeps inode number and times when the kernel forgets it and asks again (the last 50,000)")
 def test_what_the_kernel_forgets_has_the_same_inode_and_times_when_it_asks_again(opened: Open, bucket: Path):
     directory = opened()
     directory.mkdir("d")
@@ -226,7 +226,7 @@ def test_what_the_kernel_forgets_has_the_same_inode_and_times_when_it_asks_again
         directory.attr("d")
 
 
-@promise("A file keeps inode number and times when the kernel forgets it and asks again")
+@promise("A file keeps inode number and times when the kernel forgets it and asks again (the last 50,000)")
 def test_a_change_has_the_time_at_which_the_kernel_saw_it_however_late_it_tells(opened: Open):
     directory = opened()
     directory.write("a", b"1")
@@ -238,7 +238,7 @@ def test_a_change_has_the_time_at_which_the_kernel_saw_it_however_late_it_tells(
     assert (directory.attr("a").mtime_ns, directory.attr("a").ctime_ns) == (5_000, 7_000)
 
 
-@promise("A file keeps inode number and times when the kernel forgets it and asks again")
+@promise("A file keeps inode number and times when the kernel forgets it and asks again (the last 50,000)")
 def test_what_is_put_or_made_under_a_forgotten_name_has_another_inode(opened: Open, bucket: Path):
     directory = opened()
     directory.write("theirs", b"1")
@@ -255,7 +255,7 @@ def test_what_is_put_or_made_under_a_forgotten_name_has_another_inode(opened: Op
     assert directory.attr("ours").ino not in inodes.values()
 
 
-@promise("A file keeps inode number and times when the kernel forgets it and asks again")
+@promise("A file keeps inode number and times when the kernel forgets it and asks again (the last 50,000)")
 def test_so_many_forgotten_names_are_remembered_and_no_more(opened: Open, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(bucket_tree, "MOST_RESTING", 10)
     directory = opened()
@@ -619,7 +619,7 @@ def test_a_new_file_over_one_that_was_put_there_unseen_is_kept_beside_it(opened:
     assert len(os.listdir(bucket)) == 2
 
 
-@promise("A renamed file whose source others took away is sent from here, or told as lost")
+@promise("A renamed file whose source others took away is sent from this node's copy or cache, or told as lost")
 @pytest.mark.parametrize("was_read", [True, False])
 @pytest.mark.parametrize("size", [5, 5_000_000])
 def test_a_renamed_file_whose_object_others_take_away_is_sent_from_the_nodes_cache_or_is_told_as_lost(
@@ -659,7 +659,7 @@ def test_a_renamed_file_whose_object_others_take_away_is_sent_from_the_nodes_cac
     assert [conflict.key for conflict in engine.conflict_log.unsettled()] == ["changed"]
 
 
-@promise("A deletion of what somebody changed does not happen")
+@promise("Deleting or renaming what somebody changed takes nothing from them")
 def test_a_deletion_of_what_others_changed_does_not_happen(opened: Open, bucket: Path):
     (bucket / "a").write_bytes(b"first")
     directory = opened(ttl_s=60.0)
@@ -1065,7 +1065,7 @@ def test_an_outage_leaves_what_is_staged_and_what_is_known_and_uploads_go_on_by_
     until(lambda: directory.live.status()["dirty_files"], 0)
 
 
-@promise("With the store away, work goes on in a root that nobody has looked into")
+@promise("With the store away, work goes on in a root below 1,000 names that nobody has looked into")
 def test_status_says_that_the_store_does_not_answer_who_looks_though_all_is_uploaded(
     opened: Open, proxied: FaultProxy, rclone_s3: RcloneS3, monkeypatch: pytest.MonkeyPatch
 ):
@@ -1139,7 +1139,7 @@ def test_what_was_written_here_is_known_in_an_outage_where_others_have_too_many_
         directory.attr("full/somebodys")
 
 
-@promise("A file whose bytes only the silent store has is not opened for a change in part")
+@promise("A file whose bytes only the silent store has is not opened for a change in part (EIO)")
 @pytest.mark.parametrize("size_bytes", [3, 300_000])
 @pytest.mark.parametrize("flags", [os.O_WRONLY | os.O_APPEND, os.O_RDWR])
 def test_what_only_a_store_has_that_is_away_is_not_opened_to_be_changed_in_part(
@@ -1168,7 +1168,7 @@ def test_what_only_a_store_has_that_is_away_is_not_opened_to_be_changed_in_part(
     assert directory.live.engine.losses.all() == []
 
 
-@promise("A file whose bytes only the silent store has is not opened for a change in part")
+@promise("A file whose bytes only the silent store has is not opened for a change in part (EIO)")
 def test_a_small_file_that_the_nodes_cache_has_is_appended_to_in_an_outage(
     opened: Open, proxied: FaultProxy, rclone_s3: RcloneS3
 ):
@@ -1187,7 +1187,7 @@ def test_a_small_file_that_the_nodes_cache_has_is_appended_to_in_an_outage(
     assert (folder / "log").read_bytes() == b"onetwo"
 
 
-@promise("With the store away, a name in an unknown folder is an error, never missing")
+@promise("With the store away, a name in an unknown folder is EIO, never missing")
 def test_names_that_were_never_asked_for_are_errors_in_an_outage_and_not_missing(
     opened: Open, proxied: FaultProxy, rclone_s3: RcloneS3
 ):
@@ -1201,7 +1201,7 @@ def test_names_that_were_never_asked_for_are_errors_in_an_outage_and_not_missing
             directory.names()
 
 
-@promise("The next server of the same boot knows what the former one knew")
+@promise("The next server of the same boot knows what the former one knew, also while the store is away")
 def test_what_was_known_is_known_in_the_next_process_when_the_store_is_away(
     opened: Open, proxied: FaultProxy, rclone_s3: RcloneS3
 ):
@@ -1221,7 +1221,7 @@ def test_what_was_known_is_known_in_the_next_process_when_the_store_is_away(
     assert rclone_s3.client().get_object(Bucket="recall", Key="live/after")["Body"].read() == b"2"
 
 
-@promise("The next server of the same boot knows what the former one knew")
+@promise("The next server of the same boot knows what the former one knew, also while the store is away")
 def test_what_was_uploaded_since_it_was_written_down_is_known_in_the_next_process_too(
     opened: Open, proxied: FaultProxy, rclone_s3: RcloneS3
 ):
@@ -1251,7 +1251,7 @@ def test_what_was_uploaded_since_it_was_written_down_is_known_in_the_next_proces
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == {"before": b"changed", "gone": b"again"}
 
 
-@promise("With the store away, a name in an unknown folder is an error, never missing")
+@promise("With the store away, a name in an unknown folder is EIO, never missing")
 def test_what_another_boot_or_a_cut_off_log_has_left_is_an_error_in_an_outage_and_not_missing(
     opened: Open, proxied: FaultProxy, rclone_s3: RcloneS3, monkeypatch: pytest.MonkeyPatch
 ):

@@ -83,7 +83,7 @@ def test_the_mount_is_what_the_kernel_needs(mounter: BucketMounter) -> None:
 
 
 @promise("In a folder with the sticky bit only an owner renames a file")
-@promise("A file keeps inode number and times when the kernel forgets it and asks again")
+@promise("A file keeps inode number and times when the kernel forgets it and asks again (the last 50,000)")
 def test_what_the_kernel_forgets_keeps_inodes_and_times_and_a_sticky_folder_what_is_in_it(
     mounter: BucketMounter,
 ) -> None:
@@ -189,7 +189,7 @@ def test_the_server_goes_on_without_its_supervisor(mounter: BucketMounter) -> No
     assert (mounter.bucket / "a").read_text() == "text"
 
 
-@promise("A read-write mount whose processes are killed one after another is served again")
+@promise("A killed server is replaced, and its successor has all that was acknowledged")
 def test_daemon_supervisor_and_server_are_killed_one_after_another_and_nobody_remounts(mounter: BucketMounter) -> None:
     first = mounter()
     (mounter.target / "a").write_text("text")
@@ -263,7 +263,7 @@ def test_one_url_is_mounted_once_and_the_other_mount_is_named(mounter: BucketMou
         mounter()
 
 
-@promise("`dsctl flush` returns when all that was acknowledged before is in the bucket")
+@promise("`dsctl flush` returns when all that was acknowledged before is in the bucket, or fails with the reason")
 def test_a_flush_goes_on_when_the_server_dies(mounter: BucketMounter, proxy: FaultProxy) -> None:
     info = mounter()
     assert os.listdir(mounter.target) == []
@@ -361,7 +361,7 @@ def test_a_busy_mount_stays_and_who_uses_it_is_named(mounter: BucketMounter) -> 
         assert fuse_mount.list_bucket_mounts(mounter.settings) == []
 
 
-@promise("The next server of the same boot knows what the former one knew")
+@promise("The next server of the same boot knows what the former one knew, also while the store is away")
 def test_a_store_that_is_down_does_not_keep_a_known_url_from_being_mounted(
     mounter: BucketMounter, proxy: FaultProxy
 ) -> None:
@@ -386,7 +386,7 @@ def test_a_store_that_is_down_does_not_keep_a_known_url_from_being_mounted(
     assert (mounter.bucket / "a").read_text() == "text"
 
 
-@promise("With the store away, work goes on in a root that nobody has looked into")
+@promise("With the store away, work goes on in a root below 1,000 names that nobody has looked into")
 def test_a_store_that_goes_down_before_anybody_looks_into_the_mount_keeps_nobody_from_working_in_it(
     mounter: BucketMounter, proxy: FaultProxy
 ) -> None:

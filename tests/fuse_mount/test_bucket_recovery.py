@@ -85,7 +85,7 @@ def end(mount: BucketMount, proxy: FaultProxy) -> dict[str, bytes]:
     return {key: data for key, data in mount.objects("").items() if not key.endswith("/")}
 
 
-@promise("A deletion stays one, also when a new file of the name is never closed")
+@promise("A deletion stays one where the store forgot whose object it is, or a new file of the name is never closed")
 @pytest.mark.parametrize("size", [5, LARGE])
 @pytest.mark.parametrize("how", ["unlink", "rename"])
 def test_a_deletion_survives_a_new_file_of_the_name_that_was_cut_off(
@@ -109,7 +109,7 @@ def test_a_deletion_survives_a_new_file_of_the_name_that_was_cut_off(
     assert found.get("other") == (None if how == "unlink" else b"o" * size)
 
 
-@promise("The next server of the same boot knows what the former one knew")
+@promise("The next server of the same boot knows what the former one knew, also while the store is away")
 def test_what_a_flush_has_uploaded_is_known_to_the_next_server_in_an_outage(
     mount: BucketMount, proxy: FaultProxy
 ) -> None:

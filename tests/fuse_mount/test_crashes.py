@@ -104,7 +104,7 @@ def kill_a_worker(info: MountInfo, settings: Settings, dice: random.Random) -> N
         time.sleep(0.005)
 
 
-@promise("Workers may be killed again and again: no read breaks")
+@promise("Workers and daemon may be killed again and again: no read breaks, no byte is wrong (Linux 6.9 and newer)")
 @pytest.mark.usefixtures("kernel_resends")
 @pytest.mark.parametrize("workers", [1, 2])
 def test_killing_workers_again_and_again_breaks_no_read(
@@ -208,7 +208,7 @@ def test_workers_that_crash_over_local_bytes_go_round_them_in_the_end(
     assert "nothing that lies on this node is used" in info.log.read_text()
 
 
-@promise("A killed supervisor is replaced, and no read breaks")
+@promise("A killed supervisor is replaced, no read breaks, and its workers end once their mounts are taken over")
 def test_a_killed_supervisor_is_replaced_and_no_read_breaks(folder: Path, mounter: Mounter, settings: Settings) -> None:
     info = mounter()
     readers = Readers(info, folder)

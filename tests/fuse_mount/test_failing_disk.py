@@ -24,7 +24,7 @@ with open_snapshot("mask") as snapshot:
 """
 
 
-@promise("A disk that fails is read around")
+@promise("A full or failing disk is read around and costs speed, not bytes")
 def test_two_readers_and_a_mount_go_on_while_the_disk_of_the_cache_fails(settings, tmp_path):
     files = {f"{n:03}.bin": random.Random(n).randbytes(100_000 + n) for n in range(400)}  # more than the RAM tier holds
     bucket, mountpoint, cache = tmp_path / "bucket", tmp_path / "mnt", cache_dir(settings.home)

@@ -155,7 +155,7 @@ def test_a_killed_supervisor_of_many_mounts_is_replaced_by_one_and_no_read_break
     assert ended(now[0].pid)
 
 
-@promise("A worker of a killed supervisor ends once its mounts are taken over")
+@promise("A killed supervisor is replaced, no read breaks, and its workers end once their mounts are taken over")
 def test_a_worker_of_a_killed_supervisor_ends_also_while_it_opens_a_mount(
     mount_many: MountMany, settings: Settings, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -418,7 +418,7 @@ def test_a_link_to_nothing_among_the_code_breaks_no_mount(
     assert pool_id(config, {}) == before
 
 
-@promise("`dsctl umount` takes away no mount of another home")
+@promise("`dsctl umount` takes away no mount of another home, and names that home; of several mounts it tries each")
 def test_a_mount_of_nobody_knows_whom_is_not_unmounted_by_a_home_that_has_an_old_state_of_the_place(
     mount_many: MountMany, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

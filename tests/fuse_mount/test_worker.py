@@ -56,7 +56,7 @@ def kernel() -> Iterator[ExitStack]:
         yield stack
 
 
-@promise("A disk that fails is read around")
+@promise("A full or failing disk is read around and costs speed, not bytes")
 @pytest.mark.parametrize("gone", [0, 1, 100])
 def test_a_read_is_answered_also_if_its_bytes_go_away_before_the_answer(
     kernel: ExitStack, tmp_path: Path, gone: int

@@ -25,7 +25,9 @@ from fuse_mount.snapshot.worker_process import EXIT_STOPPED, MOST_MESSAGE_BYTES
 from tests.fuse_mount.mount_processes import wait_until
 from tests.promises import promise
 
-pytestmark = [promise("A worker of a killed supervisor ends once its mounts are taken over")]
+pytestmark = [
+    promise("A killed supervisor is replaced, no read breaks, and its workers end once their mounts are taken over")
+]
 
 _RUN = (
     "import socket, sys\n"

@@ -161,7 +161,7 @@ def test_large_metadata_is_stored_as_an_object(web: WebServer, write_lines: Writ
     assert len(files_of(shared)["metadata.jsonl"].splitlines()) == 70
 
 
-@promise("The same lines give the same snapshot, in any order")
+@promise("The same lines, in any order, and the same export give the same snapshot")
 def test_the_same_lines_give_the_same_snapshot_in_any_order(
     web: WebServer, write_lines: WriteLines, settings: Settings
 ) -> None:
@@ -209,7 +209,7 @@ def _redirect(to: str, status: int = 302) -> Callable[[Request], None]:
 
 
 @promise("What a web server sends is whole, within a size and a time, or a failure")
-@promise("An import tries every line and reports every failure")
+@promise("An import reports every failure, and commits nothing unless they are to be left out (`--skip-failed`)")
 def test_every_line_is_tried_and_every_failure_is_reported(
     web: WebServer, tmp_path: Path, write_lines: WriteLines, settings: Settings
 ) -> None:
@@ -436,7 +436,7 @@ def start_import(file: Path, *, concurrency: int = 1) -> subprocess.Popen[str]:
     )
 
 
-@promise("A killed import leaves nothing visible and goes on where it was")
+@promise("A killed or failed import leaves nothing visible and goes on where it was")
 @pytest.mark.parametrize("concurrency", [1, 8])
 def test_a_killed_import_goes_on_where_it_was(
     web: WebServer, write_lines: WriteLines, settings: Settings, concurrency: int
@@ -478,7 +478,7 @@ def test_a_killed_import_goes_on_where_it_was(
     assert clean.resumed == 0
 
 
-@promise("After a failure only what failed is tried again")
+@promise("A killed or failed import leaves nothing visible and goes on where it was")
 def test_after_a_failure_only_what_failed_is_tried_again(
     web: WebServer, tmp_path: Path, write_lines: WriteLines, settings: Settings
 ) -> None:

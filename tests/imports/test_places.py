@@ -65,7 +65,7 @@ def test_other_names_for_local_files_are_no_way_around(
     assert [failure.code for failure in found] == ["url"] * 5
 
 
-@promise("A list leads to no private address that is not allowed")
+@promise("A list leads to no private address that is not allowed, nor does a redirect")
 def test_private_addresses_are_refused_and_not_asked_unless_they_are_named(
     web: WebServer, write_lines: WriteLines, settings: Settings
 ) -> None:
@@ -87,7 +87,7 @@ def test_private_addresses_are_refused_and_not_asked_unless_they_are_named(
     assert files_of(settings)["metadata"] == b"secret"
 
 
-@promise("A list leads to no private address that is not allowed")
+@promise("A list leads to no private address that is not allowed, nor does a redirect")
 def test_each_redirect_is_a_new_address(web: WebServer, write_lines: WriteLines, settings: Settings) -> None:
     other = WebServer()
     try:

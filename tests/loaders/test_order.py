@@ -87,7 +87,7 @@ def test_neighbours_have_nothing_to_do_with_each_other(size: int) -> None:
         assert max(steps.values()) < 15
 
 
-@promise("An order takes no memory")
+@promise("A state stays small and an order takes no memory, however large the dataset")
 def test_a_large_permutation_takes_no_memory() -> None:
     tracemalloc.start()
     try:
@@ -193,7 +193,7 @@ def test_the_global_order_and_the_global_batches_are_the_same_for_any_number_of_
             assert set(together.tolist()) == set(whole[at * world : at * world + 48].tolist())
 
 
-@promise("Every sample comes once per epoch, on any number of ranks")
+@promise('Every sample comes once per epoch, on any number of ranks (`even="pad"` repeats some)')
 @pytest.mark.parametrize("size", [0, 1, 2, 7, 100])
 @pytest.mark.parametrize("world", [1, 3, 8])
 @pytest.mark.parametrize("even", ["pad", "drop"])
@@ -211,7 +211,7 @@ def test_ranks_are_made_even_as_by_pytorchs_distributed_sampler(size: int, world
         assert len(mine) == len(theirs)
 
 
-@promise("Every sample comes once per epoch, on any number of ranks")
+@promise('Every sample comes once per epoch, on any number of ranks (`even="pad"` repeats some)')
 def test_uneven_ranks_together_have_every_sample_once() -> None:
     shares = [RankOrder(EpochOrder(100), rank=rank, world=7, even="uneven") for rank in range(7)]
     assert [len(share) for share in shares] == [15, 15, 14, 14, 14, 14, 14]
@@ -287,7 +287,7 @@ def test_after_lockstep_the_global_batches_go_on_as_if_nothing_had_happened() ->
     assert np.array_equal(np.stack([rank.take(0, 99) for rank in ranks], axis=1).ravel(), order.take(80, 80 + 198))
 
 
-@promise("A state stays small, however large the dataset")
+@promise("A state stays small and an order takes no memory, however large the dataset")
 def test_a_state_is_small() -> None:
     order = EpochOrder(10**9, seed=3)
     ranks = [RankOrder(order, rank=rank, world=256) for rank in range(256)]

@@ -77,7 +77,7 @@ def _segments() -> int:
     return Path("/proc/self/maps").read_text().count("datacache-batch")
 
 
-@promise("A batch does not change while somebody has any part of it")
+@promise("A batch belongs to the caller, and does not change while somebody has any part of it")
 @pytest.mark.parametrize(("context", "workers"), [("fork", 2), ("spawn", 1)])
 def test_batches_that_are_kept_stay_as_they_are(context: str, workers: int) -> None:
     loader = _loader(_Numbered(), context, workers)
@@ -93,7 +93,7 @@ def test_batches_that_are_kept_stay_as_they_are(context: str, workers: int) -> N
         _expect_right(batch)
 
 
-@promise("A batch does not change while somebody has any part of it")
+@promise("A batch belongs to the caller, and does not change while somebody has any part of it")
 def test_a_slice_keeps_the_segment_although_its_batch_is_gone() -> None:
     loader = _loader(_Numbered())
     slices = []
@@ -151,7 +151,7 @@ def test_segments_that_became_too_small_are_unmapped() -> None:
     assert _segments() <= 9
 
 
-@promise("A batch does not change while somebody has any part of it")
+@promise("A batch belongs to the caller, and does not change while somebody has any part of it")
 @pytest.mark.parametrize("holder", ["training", "worker"])
 def test_a_forked_child_has_a_batch_that_does_not_change(holder: str) -> None:
     batches = iter(_loader(_Forking() if holder == "worker" else _Numbered(160), workers=1))
@@ -194,7 +194,7 @@ class _Forking(Dataset):
         return PackedBatch(data, torch.tensor(samples))
 
 
-@promise("A batch does not change while somebody has any part of it")
+@promise("A batch belongs to the caller, and does not change while somebody has any part of it")
 def test_threads_of_a_worker_do_not_get_one_segment() -> None:
     for batch in DataLoader(_Threaded(), batch_size=4, num_workers=1, collate_fn=_same):
         for data, number in batch:
@@ -284,7 +284,7 @@ def test_tensors_that_are_more_than_memory_go_as_pytorch_sends_them() -> None:
     assert nothing.shape == (0, 4)
 
 
-@promise("A batch does not change while somebody has any part of it")
+@promise("A batch belongs to the caller, and does not change while somebody has any part of it")
 def test_a_fork_of_the_training_does_not_set_its_segments_free() -> None:
     loader = _loader(_Numbered(120), workers=1)
     batches: Iterator[PackedBatch] = iter(loader)

@@ -197,7 +197,7 @@ def test_a_target_changed_by_one_reader_is_whole_for_the_next(faces_ref: str) ->
     assert torch.equal(dataset[0][1]["boxes"], before)
 
 
-@promise("A DataLoader gives every sample once an epoch")
+@promise("A DataLoader, forked or spawned, gives every sample once an epoch")
 @pytest.mark.parametrize("workers", [0, 2])
 def test_dataloader_gives_every_sample_once(faces_ref: str, drawn_faces: Path, workers: int) -> None:
     dataset = SnapshotDataset(faces_ref, target="path")
@@ -299,7 +299,7 @@ def test_a_pickled_dataset_reads_the_same(faces_ref: str) -> None:
     assert again.classes == dataset.classes
 
 
-@promise("What a dataset returns is the caller's own")
+@promise("A batch belongs to the caller, and does not change while somebody has any part of it")
 def test_what_a_dataset_gives_keeps_no_view_of_the_cache(faces_ref: str) -> None:
     image, _ = SnapshotDataset(faces_ref)[0]
     assert type(image) is bytes

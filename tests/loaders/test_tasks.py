@@ -220,7 +220,7 @@ def version_2_file(path: Path) -> None:
         )
 
 
-@promise("A catalog of the version before gets the tables of tasks and keeps everything")
+@promise("A catalog of an older version is brought up to date and keeps everything")
 def test_a_catalog_of_the_version_before_gets_the_tables_and_keeps_everything(tmp_path: Path) -> None:
     path = tmp_path / "catalog.db"
     version_2_file(path)
@@ -234,7 +234,7 @@ def test_a_catalog_of_the_version_before_gets_the_tables_and_keeps_everything(tm
     catalog.close()
 
 
-@promise("A catalog of the version before gets the tables of tasks and keeps everything")
+@promise("A catalog of an older version is brought up to date and keeps everything")
 def test_a_catalog_of_the_version_before_that_cannot_be_written_has_no_queues_and_is_read(tmp_path: Path) -> None:
     path = tmp_path / "folder" / "catalog.db"
     path.parent.mkdir()
@@ -289,7 +289,7 @@ def test_many_thousands_of_tasks_are_made_taken_and_counted(
     store.close()
 
 
-@promise("Packed catalog records are refused by their declared size, before they take memory")
+@promise("Packed catalog records over 256 MiB are refused before they take memory")
 def test_a_plan_that_would_unpack_to_more_than_there_is_room_for_is_refused():
     plan = Plan([("shard", 3)])
     assert Plan.decode(plan.encode()).spans == plan.spans

@@ -211,7 +211,7 @@ def test_queries_and_splits_choose_images_as_for_pytorch(world: World, dataset: 
 # --- order ------------------------------------------------------------------------------------------------------------
 
 
-@promise("A TensorFlow epoch has every sample once, in another order than the one before")
+@promise("A TensorFlow epoch has every sample once, in an order of its own that another run repeats")
 @pytest.mark.parametrize("format", ["files", *FORMATS])
 def test_each_epoch_has_every_sample_once_in_another_order_and_the_same_in_another_run(
     world: World, dataset: Callable[..., Any], format: str

@@ -113,7 +113,7 @@ def edited(edit: tuple[list[Entry], list[bytes], int, int]) -> dict[bytes, Entry
     return entries
 
 
-@promise("A diff is exactly the comparison of both lists of files")
+@promise("A diff is exactly the comparison of both lists, and reads only ranges that differ")
 @settings(deadline=None)
 @given(EDITS, SOURCES, EDITS, SOURCES)
 def test_a_diff_is_the_plain_comparison_of_both_lists(a_edit, a_sources, b_edit, b_sources):
@@ -123,7 +123,7 @@ def test_a_diff_is_the_plain_comparison_of_both_lists(a_edit, a_sources, b_edit,
     assert found == expected(a, a_sources, b, b_sources)
 
 
-@promise("A diff reads only ranges that differ")
+@promise("A diff is exactly the comparison of both lists, and reads only ranges that differ")
 def test_only_ranges_that_differ_are_loaded():
     before = numbered(20_000)
     after = dict(before)

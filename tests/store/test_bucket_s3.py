@@ -329,8 +329,7 @@ def page(status: int, *headers: tuple[str, str]) -> Answer:
 PAGES = {"200": page(200), "200 with an ETag": page(200, ("ETag", '"5f2b"')), "404": page(404)}
 
 
-@promise("A web page in the store's place makes no conflict and changes no object for a reader")
-@promise("A web page in the store's place stores nothing and deletes nothing")
+@promise("A web page in the store's place stores, deletes and changes nothing, and makes no conflict")
 @pytest.mark.parametrize("answer", PAGES.values(), ids=PAGES)
 @pytest.mark.parametrize("key", KEYS)
 def test_a_page_that_answers_everything_stores_nothing_and_changes_nothing(
@@ -372,7 +371,7 @@ def test_a_page_that_answers_everything_stores_nothing_and_changes_nothing(
     assert live.bucket.look(key) == (live.bucket.head(key), {"writer": "0"})
 
 
-@promise("A web page in the store's place stores nothing and deletes nothing")
+@promise("A web page in the store's place stores, deletes and changes nothing, and makes no conflict")
 @pytest.mark.parametrize("key", KEYS)
 def test_a_write_without_an_etag_is_not_taken_for_the_object_that_was_there(live: Live, key: str) -> None:
     live.bucket.write(key, b"1", {"writer": "0"}, expect="")
@@ -393,7 +392,7 @@ def test_a_write_without_an_etag_is_not_taken_for_the_object_that_was_there(live
         live.bucket.put(key, b"2")
 
 
-@promise("A web page in the store's place stores nothing and deletes nothing")
+@promise("A web page in the store's place stores, deletes and changes nothing, and makes no conflict")
 def test_a_deletion_that_was_not_done_is_not_taken_for_one(live: Live) -> None:
     live.bucket.write("a", b"1", {}, expect="")
 

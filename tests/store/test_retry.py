@@ -265,7 +265,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("datacache.store.retry.UNREACHED_S", 0.2)
 
 
-@promise("An unreachable endpoint is named after 3 s with its setting, however many ask")
+@promise("An unreachable endpoint that the home never met is named after 3 s with its setting, however many ask")
 @pytest.mark.usefixtures("soon")
 def test_an_address_where_nobody_was_ever_met_is_given_up_soon_however_many_ask(flaky: Flaky, tmp_path: Path) -> None:
     unreachable(flaky)
@@ -279,7 +279,7 @@ def test_an_address_where_nobody_was_ever_met_is_given_up_soon_however_many_ask(
     assert flaky.calls < 120
 
 
-@promise("An unreachable endpoint is named after 3 s with its setting, however many ask")
+@promise("An unreachable endpoint that the home never met is named after 3 s with its setting, however many ask")
 @pytest.mark.usefixtures("soon")
 @pytest.mark.parametrize(
     "met", ["answered", "refused something", "broke off", "by another process of the home", "before a fork"]
@@ -313,7 +313,7 @@ def test_a_store_that_was_met_once_is_waited_for(flaky: Flaky, met: str, tmp_pat
     timer.join()
 
 
-@promise("An unreachable endpoint is named after 3 s with its setting, however many ask")
+@promise("An unreachable endpoint that the home never met is named after 3 s with its setting, however many ask")
 @pytest.mark.usefixtures("soon")
 def test_what_a_node_reads_for_others_waits_for_a_store_that_nobody_has_met_yet(settings: Settings) -> None:
     endpoint = f"http://127.0.0.1:{free_port()}"

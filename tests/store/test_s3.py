@@ -245,7 +245,7 @@ def test_an_empty_range_asks_for_nothing(bucket: Bucket) -> None:
 # --- listings ---
 
 
-@promise("A listing that breaks is resumed where it broke")
+@promise("A listing is whole or an error, and resumed where it broke")
 def test_a_listing_that_breaks_between_pages_is_resumed(bucket: Bucket, make_settings: Callable[..., Settings]) -> None:
     keys = [f"many/{number:04d}" for number in range(2100)]
     with ThreadPoolExecutor(8) as pool:
@@ -285,7 +285,7 @@ def answer_with(bucket: Bucket, monkeypatch: pytest.MonkeyPatch, pages: Iterator
     monkeypatch.setattr(bucket.proxy, "forward", lambda *_: next(pages))
 
 
-@promise("A listing is whole or an error")
+@promise("A listing is whole or an error, and resumed where it broke")
 @pytest.mark.parametrize("token", ["", "<NextContinuationToken></NextContinuationToken>", "<NextMarker>a</NextMarker>"])
 @pytest.mark.parametrize("prefix", ["", "s"])
 def test_a_listing_that_says_there_is_more_and_not_what_is_an_error(
@@ -307,7 +307,7 @@ def test_the_pages_of_a_listing_with_a_namespace_prefix_are_followed(
     assert "continuation-token=b%26c" in bucket.proxy.requests[-1]
 
 
-@promise("A listing is whole or an error")
+@promise("A listing is whole or an error, and resumed where it broke")
 @pytest.mark.parametrize("keys", [(), ("a",)])
 def test_a_listing_with_tokens_in_turn_ends(
     bucket: Bucket, monkeypatch: pytest.MonkeyPatch, keys: tuple[str, ...]
@@ -318,7 +318,7 @@ def test_a_listing_with_tokens_in_turn_ends(
         list(bucket.store.list(""))
 
 
-@promise("A listing is whole or an error")
+@promise("A listing is whole or an error, and resumed where it broke")
 def test_a_listing_of_empty_pages_ends_and_some_of_them_are_passed_over(
     bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -349,7 +349,7 @@ def test_a_part_without_a_number_is_an_error_of_the_store(
     live.close()
 
 
-@promise("A listing is whole or an error")
+@promise("A listing is whole or an error, and resumed where it broke")
 @pytest.mark.parametrize("in_turn", [True, False])
 def test_listings_of_uploads_and_parts_end(
     bucket: Bucket, monkeypatch: pytest.MonkeyPatch, make_settings: Callable[..., Settings], in_turn: bool

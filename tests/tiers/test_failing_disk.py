@@ -62,7 +62,7 @@ def ask(process):
 
 
 @promise("A disk that failed is tried now and then, and used again when it is mended")
-@promise("A disk that fails is read around")
+@promise("A full or failing disk is read around and costs speed, not bytes")
 def test_no_reader_dies_of_a_disk_that_fails_and_it_is_not_asked_each_time(disk, on_ssd):
     half = len(BLOCKS) // 2
     with open_tiers(on_ssd) as writer:
@@ -115,7 +115,7 @@ def test_a_block_that_alone_cannot_be_read_is_told_as_failed(disk, on_ssd, monke
         assert not local.failed(BLOCKS[1].id)
 
 
-@promise("A disk that fails is read around")
+@promise("A full or failing disk is read around and costs speed, not bytes")
 def test_what_is_in_memory_is_read_while_the_disk_fails(disk, settings):
     with open_tiers(settings) as writer:
         assert all(put(writer, *BLOCKS))

@@ -186,7 +186,7 @@ with open_tiers(load_settings()) as writer:
 """
 
 
-@promise("A daemon killed at any point leaves only right blocks")
+@promise("A daemon killed at any point, again and again, leaves only right blocks")
 @pytest.mark.slow
 def test_a_writer_killed_at_any_point_leaves_only_right_blocks(settings):
     rng = random.Random(5)

@@ -41,14 +41,14 @@ def used(writer) -> dict[str, int]:
     return found
 
 
-@promise("A group's share (`DATACACHE_SHARES`) is taken back from groups above theirs")
+@promise("A group takes its share (`DATACACHE_SHARES`) back from groups above theirs, and no more")
 def test_a_group_alone_has_all_of_it(shared):
     with open_tiers(shared) as writer:
         put(writer, *greedy(300))
         assert used(writer)["greedy"] > 12 * MIB
 
 
-@promise("A group's share (`DATACACHE_SHARES`) is taken back from groups above theirs")
+@promise("A group takes its share (`DATACACHE_SHARES`) back from groups above theirs, and no more")
 @pytest.mark.parametrize("policy", ["keep", "lru", "clairvoyant"])
 def test_what_a_group_is_entitled_to_is_taken_back_and_stays_its_own_whatever_the_other_does(shared, policy):
     with open_tiers(dataclasses.replace(shared, eviction=policy)) as writer:
@@ -65,7 +65,7 @@ def test_what_a_group_is_entitled_to_is_taken_back_and_stays_its_own_whatever_th
     assert found["greedy"] > 10 * MIB  # more than its share: nobody needs the rest
 
 
-@promise("A group's share (`DATACACHE_SHARES`) is taken back from groups above theirs")
+@promise("A group takes its share (`DATACACHE_SHARES`) back from groups above theirs, and no more")
 def test_what_is_stored_along_with_others_of_a_group_above_its_share_finds_room(shared):
     with open_tiers(shared) as writer, ThreadPoolExecutor(1) as thread:
         put(writer, *greedy(100))
@@ -80,7 +80,7 @@ def test_what_is_stored_along_with_others_of_a_group_above_its_share_finds_room(
             assert stored.result(10)[-1], n
 
 
-@promise("A group's share (`DATACACHE_SHARES`) is taken back from groups above theirs")
+@promise("A group takes its share (`DATACACHE_SHARES`) back from groups above theirs, and no more")
 def test_nobody_takes_more_back_than_its_share(shared):
     with open_tiers(shared) as writer:
         put(writer, *greedy(300))
@@ -101,7 +101,7 @@ def test_a_pin_holds_within_the_share_of_its_group(shared):
         assert sum(read(shared, block) is not None for block in blocks) >= 70
 
 
-@promise("A group's share (`DATACACHE_SHARES`) is taken back from groups above theirs")
+@promise("A group takes its share (`DATACACHE_SHARES`) back from groups above theirs, and no more")
 def test_without_a_share_one_has_what_the_others_leave(shared):
     with open_tiers(shared) as writer:
         put(writer, *greedy(300, dataset="unknown"))
@@ -113,7 +113,7 @@ def test_without_a_share_one_has_what_the_others_leave(shared):
     assert found["small"] >= 5 * MIB
 
 
-@promise("A group's share (`DATACACHE_SHARES`) is taken back from groups above theirs")
+@promise("A group takes its share (`DATACACHE_SHARES`) back from groups above theirs, and no more")
 def test_groups_and_what_they_have_are_known_after_a_restart(shared):
     with open_tiers(shared) as writer:
         put(writer, *greedy(300))

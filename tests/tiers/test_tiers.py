@@ -91,7 +91,7 @@ def test_what_was_put_is_there_after_a_clean_restart(settings):
         assert put(writer, make_block(1000)) == [True]
 
 
-@promise("A size is a hard limit, the index counted")
+@promise("A tier's size, its index counted, is a hard limit; a lowered one is reached at the next start")
 @pytest.mark.parametrize("policy", ["keep", "lru", "ttl"])
 def test_the_size_is_never_exceeded_and_nearly_used(small, policy):
     settings = dataclasses.replace(small, eviction=policy)
@@ -164,7 +164,7 @@ def test_ttl_drops_what_nobody_read(small):
         assert read(settings, make_block(1)) is None
 
 
-@promise("A size that was lowered is reached at the next start")
+@promise("A tier's size, its index counted, is a hard limit; a lowered one is reached at the next start")
 def test_a_size_set_lower_is_reached_at_the_next_start(small):
     with open_tiers(small) as writer:
         put(writer, *(make_block(n, 50_000) for n in range(200)))
@@ -224,7 +224,7 @@ def test_a_folder_in_memory_that_vanished_is_an_empty_ram_tier_and_costs_nothing
         assert read(settings, large) == large.data
 
 
-@promise("A full or failing disk costs speed, not bytes")
+@promise("A full or failing disk is read around and costs speed, not bytes")
 def test_a_full_disk_suspends_the_tier_and_loses_nothing(settings, tmp_path):
     """A small tmpfs as the SSD's folder runs full under the budget."""
     import subprocess

@@ -34,7 +34,7 @@ def test_a_name_that_is_taken_gets_a_number() -> None:
     assert named("a", taken=(first, f"{first}-2")) == f"{first}-3"
 
 
-@promise("A conflict copy whose name is taken is tried again later, or gets another name")
+@promise("A conflict copy whose name is taken is tried again later, or gets another name of the original's")
 @pytest.mark.parametrize("original", ["runs/model.pt", "model.pt", "a.conflict-b", ".conflict-20231114T221320Z-node-7"])
 def test_a_conflict_of_a_copy_has_the_original_name(original: str) -> None:
     copy = named(original, host="old.host")

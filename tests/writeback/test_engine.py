@@ -148,7 +148,7 @@ def test_a_deletion_while_the_file_was_uploaded_deletes_what_was_uploaded(open_r
     assert (pending.base, pending.attributes) == ("etag-1", None)
 
 
-@promise("A file that is overwritten while it is uploaded is uploaded anew")
+@promise("Versions of one key arrive whole, in their order, one at a time")
 def test_bytes_that_are_overwritten_while_they_are_uploaded_tear_the_upload_and_appended_ones_do_not(open_rig):
     rig = open_rig()
     rig.put("a", LARGE)

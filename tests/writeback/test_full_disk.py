@@ -39,7 +39,7 @@ os._exit(9)
 """
 
 
-@promise("The next server starts on a full disk and uploads what is there")
+@promise("On a full disk the next server starts, uploads what is there, and records that it did")
 @pytest.mark.parametrize("how", ["killed", "ended"])
 def test_the_next_process_uploads_what_is_there_and_that_makes_room(
     settings: Settings, how: str, disk: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -75,7 +75,7 @@ def test_on_a_full_disk_nothing_is_lost_and_everything_is_durable_in_order_once_
         journal.close()
 
 
-@promise("Uploads that ended can be recorded on a full disk")
+@promise("On a full disk the next server starts, uploads what is there, and records that it did")
 def test_on_a_full_disk_drops_are_durable_with_the_ballast_given_up_which_comes_back(tmp_path: Path) -> None:
     with mounted(tmp_path / "small", "-t", "tmpfs", "-o", "size=2m", "tmpfs") as disk:
         folder = disk / "journal"

@@ -58,7 +58,7 @@ def test_somebody_elses_newer_object_keeps_its_name_and_ours_lies_beside_it(buck
     assert rig.engine.pendings() == []
 
 
-@promise("A conflict copy whose name is taken is tried again later, or gets another name")
+@promise("A conflict copy whose name is taken is tried again later, or gets another name of the original's")
 @pytest.mark.parametrize("whose", ["a mount's", "nobody knows whose"])
 def test_a_conflict_copy_whose_name_is_taken_is_tried_again_and_makes_no_row_of_conflicts(
     bucket: BucketOnCeph, monkeypatch: pytest.MonkeyPatch, whose: str
@@ -94,7 +94,7 @@ PAGES = {
 }
 
 
-@promise("A web page in the store's place makes no conflict and changes no object for a reader")
+@promise("A web page in the store's place stores, deletes and changes nothing, and makes no conflict")
 @pytest.mark.parametrize("page", PAGES.values(), ids=PAGES)
 def test_what_is_written_while_a_web_page_answers_for_the_store_is_uploaded_later_and_is_no_conflict(
     bucket: BucketOnCeph, monkeypatch: pytest.MonkeyPatch, page: Answer
@@ -166,7 +166,7 @@ def test_an_object_that_somebody_deleted_is_written_again(bucket: BucketOnCeph) 
     assert rig.engine.conflict_log.count == 0
 
 
-@promise("A deletion of what somebody changed does not happen")
+@promise("Deleting or renaming what somebody changed takes nothing from them")
 def test_a_deletion_of_what_somebody_changed_does_not_happen(bucket: BucketOnCeph) -> None:
     rig = bucket.rig()
     rig.somebody_writes("notes", b"first")
@@ -192,7 +192,7 @@ def test_a_deletion_of_what_is_deleted_already_is_done(bucket: BucketOnCeph) -> 
     assert rig.engine.pendings() == []
 
 
-@promise("A rename of what somebody changed takes nothing from them")
+@promise("Deleting or renaming what somebody changed takes nothing from them")
 def test_a_rename_of_what_somebody_changed_takes_nothing_from_them(bucket: BucketOnCeph) -> None:
     rig = bucket.rig()
     rig.somebody_writes("old", b"first")
@@ -206,7 +206,7 @@ def test_a_rename_of_what_somebody_changed_takes_nothing_from_them(bucket: Bucke
     assert {conflict.key for conflict in rig.engine.conflict_log.unsettled()} == {"old"}
 
 
-@promise("A renamed file whose source others took away is sent from here, or told as lost")
+@promise("A renamed file whose source others took away is sent from this node's copy or cache, or told as lost")
 def test_what_is_written_to_a_renamed_file_while_it_is_found_to_be_lost_is_kept(
     bucket: BucketOnCeph, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -230,7 +230,7 @@ def test_what_is_written_to_a_renamed_file_while_it_is_found_to_be_lost_is_kept(
     assert (rig.engine.losses.all(), rig.engine.conflict_log.count) == ([], 0)
 
 
-@promise("A renamed file whose source others took away is sent from here, or told as lost")
+@promise("A renamed file whose source others took away is sent from this node's copy or cache, or told as lost")
 def test_a_rename_of_what_somebody_changed_is_sent_from_here_where_its_bytes_are(bucket: BucketOnCeph) -> None:
     rig = bucket.rig()
     rig.put("old", b"o" * 100_000)
@@ -266,7 +266,7 @@ def test_keys_that_no_file_can_have_are_left_out_and_counted(
     assert "2 objects in / cannot be shown as files" in caplog.text
 
 
-@promise("A rename of what somebody changed takes nothing from them")
+@promise("Deleting or renaming what somebody changed takes nothing from them")
 def test_a_rename_onto_what_somebody_made_keeps_both(bucket: BucketOnCeph) -> None:
     rig = bucket.rig()
     rig.somebody_writes("old", b"ours")
@@ -298,7 +298,7 @@ def test_an_answer_that_is_lost_after_the_write_is_no_conflict(bucket: BucketOnC
     assert rig.engine.conflict_log.count == 0
 
 
-@promise("A deletion stays one where the store forgot whose object it is")
+@promise("A deletion stays one where the store forgot whose object it is, or a new file of the name is never closed")
 @pytest.mark.parametrize("size", [10, 100_000, 5 * MIB])
 def test_a_deletion_is_not_undone_by_a_store_that_forgot_whose_object_it_is(
     tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch, size: int
@@ -428,7 +428,7 @@ def test_an_upload_whose_file_is_gone_is_taken_back(bucket: BucketOnCeph) -> Non
     assert bucket.uploads() == []
 
 
-@promise("Unfinished uploads that nobody remembers are taken back when they are a week old")
+@promise("Unfinished uploads of others and of nobody are taken back when they are a week old, not before")
 def test_unfinished_uploads_that_nobody_remembers_are_taken_back_when_they_are_old(bucket: BucketOnCeph) -> None:
     rig = bucket.rig()
     mine = rig.bucket.begin_upload(f"{PREFIX}mine", {})
@@ -453,7 +453,7 @@ def test_only_objects_of_our_own_making_are_taken_for_what_a_store_was_tried_out
     assert sorted(rig.objects()) == sorted(theirs)
 
 
-@promise("No upload of another writer is taken back before it is a week old")
+@promise("Unfinished uploads of others and of nobody are taken back when they are a week old, not before")
 @pytest.mark.parametrize("parts", [0, 1])
 def test_another_writers_upload_of_the_same_key_is_left_alone(bucket: BucketOnCeph, parts: int) -> None:
     """Ours was cut off while it was begun; somebody else sends the same key, and its first part is on the way."""

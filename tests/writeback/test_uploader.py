@@ -75,7 +75,7 @@ def test_a_key_that_keeps_changing_is_uploaded_all_the_same(bucket: BucketOnCeph
     assert len(last) % 5 == 0
 
 
-@promise("Versions of one key arrive in their order, one at a time")
+@promise("Versions of one key arrive whole, in their order, one at a time")
 def test_versions_of_a_key_arrive_in_order_and_never_two_at_a_time(bucket: BucketOnCeph, rig: Rig) -> None:
     gate = threading.Event()
     bucket.proxy.add(Fault(wait=gate, only=only("PUT", "key")))
@@ -190,7 +190,7 @@ def test_who_waits_for_a_version_waits_although_a_later_one_is_pending(bucket: B
 
 
 @promise("A bucket that is gone or refuses us loses nothing and makes no conflict")
-@promise("`dsctl flush` returns when all that was acknowledged before is in the bucket")
+@promise("`dsctl flush` returns when all that was acknowledged before is in the bucket, or fails with the reason")
 def test_what_is_refused_ends_a_flush_with_the_reason_and_holds_up_nothing_else(bucket: BucketOnCeph, rig: Rig) -> None:
     rig.put("first", b"x")
     rig.uploader.flush(30)
@@ -232,7 +232,7 @@ def test_a_bucket_that_is_not_there_loses_nothing_and_makes_no_conflict(bucket: 
     assert rig.objects() == {"kept": b"newest", "more": b"y"}
 
 
-@promise("`dsctl flush` returns when all that was acknowledged before is in the bucket")
+@promise("`dsctl flush` returns when all that was acknowledged before is in the bucket, or fails with the reason")
 def test_flush_follows_what_is_renamed_and_gives_up_nothing_that_is_deleted(bucket: BucketOnCeph) -> None:
     rig = bucket.rig(delay_s=30.0).start()
     gate = threading.Event()
@@ -251,7 +251,7 @@ def test_flush_follows_what_is_renamed_and_gives_up_nothing_that_is_deleted(buck
     assert sorted(rig.objects()) == [*(f"file-{number:02}" for number in range(18)), "renamed"]
 
 
-@promise("A file that is overwritten while it is uploaded is uploaded anew")
+@promise("Versions of one key arrive whole, in their order, one at a time")
 def test_an_upload_whose_file_is_overwritten_meanwhile_is_begun_anew(bucket: BucketOnCeph, rig: Rig) -> None:
     data = b"a" * (40 * MIB)
     gate = threading.Event()
