@@ -70,14 +70,14 @@ class MountHost:
         if ready_file is not None:
             ready_file.unlink(missing_ok=True)  # of one that was killed
         self.path = settings.mount_host or paths.mount_host_path(settings.home)
-        self._server: ipc.MessageServer
-        self._listen()
         self._started = time.monotonic()
         self._generation = f"{os.getpid()} {born(os.getpid())}"
         """Its pools are its own: the next host's take over from them."""
         self._ending = threading.Event()
         self._failures: dict[str, tuple[int, float]] = {}
         """By mount point of what could not be taken over: how often, and when to try again."""
+        self._server: ipc.MessageServer
+        self._listen()  # the last step: an answer needs all that is above
 
     def run(self) -> int:
         """Serve until SIGTERM or SIGINT."""
