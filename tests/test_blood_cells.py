@@ -82,7 +82,7 @@ def test_a_folder_with_other_data_is_told_and_left_alone(copy: Path, harm: str) 
     assert sorted(copy.rglob("*")) == before
 
 
-@promise("Tests that need the public data set fetch it, or are skipped with the command that does")
+@promise("One command fetches the public data set and compares it with its checksum")
 def test_tests_without_the_data_fetch_it_or_skip_with_the_command(
     copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

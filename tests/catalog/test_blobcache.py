@@ -155,7 +155,7 @@ def test_what_the_node_never_saw_fails_while_the_shared_catalog_is_away(shared: 
             ask()
 
 
-@promise("A catalog that answers is always asked for tags")
+@promise("A reference is resolved once, and a catalog that answers is always asked for tags")
 def test_a_catalog_that_answers_is_always_asked_for_tags(shared: Shared, cache_file: Path) -> None:
     cache = BlobCache(shared, cache_file)
     for number in (1, 2):

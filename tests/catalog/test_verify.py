@@ -292,7 +292,7 @@ def test_missing_and_changed_objects_of_a_real_bucket_are_found(
         ]
 
 
-@promise("A recorded version of an object is fine for as long as it can be read")
+@promise("In a bucket with versioning, a snapshot outlives overwriting and deletion")
 @pytest.mark.ceph
 def test_a_recorded_version_is_fine_for_as_long_as_it_can_be_read(
     ceph: Callable[..., str], ceph_rgw: CephRgw, settings: Settings

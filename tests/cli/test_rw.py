@@ -206,7 +206,7 @@ def test_what_is_forgotten_of_a_mount_that_was_ended_is_named(
     assert dsctl("flush").out == "nothing is waiting to be uploaded\n"
 
 
-@promise("`dsctl status` also tells of an ESTALE of `ftruncate` or `fchmod`")
+@promise("What is lost after a program was told it is written is told until somebody has seen it")
 def test_a_change_of_an_open_file_that_was_replaced_is_told_by_status_as_its_program_was(
     dsctl: Dsctl, url: str, place: Path, folder: Path
 ) -> None:

@@ -201,7 +201,7 @@ def test_it_is_the_same_on_mongodb(
 # --- versions --------------------------------------------------------------------------------------------------------
 
 
-@promise("The numbers of classes stay the same from version to version")
+@promise("From version to version, classes keep their numbers and images their split")
 def test_the_next_version_keeps_the_numbers_of_classes(
     faces: Path, make: Make, convert: Callable[..., Conversion], files: Files
 ) -> None:
@@ -217,7 +217,7 @@ def test_the_next_version_keeps_the_numbers_of_classes(
     ]
 
 
-@promise("Images that are added move none of the others to another split")
+@promise("From version to version, classes keep their numbers and images their split")
 def test_images_that_are_added_move_none_of_the_others(
     faces: Path, make: Make, convert: Callable[..., Conversion], files: Files
 ) -> None:

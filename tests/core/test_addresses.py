@@ -13,7 +13,7 @@ from datacache.core.addresses import AddressRule, ClosedAddressError, is_public,
 from tests.promises import promise
 
 
-@promise("Special addresses are closed in every form they can be written in")
+@promise("A connection goes to the address that was checked, in whatever form it was written")
 @pytest.mark.parametrize(
     "address",
     [
@@ -77,7 +77,7 @@ def servers() -> Iterator[dict[str, socket.socket]]:
         each.close()
 
 
-@promise("A connection goes to the address that was checked")
+@promise("A connection goes to the address that was checked, in whatever form it was written")
 def test_a_name_is_resolved_once_and_the_connection_goes_to_what_was_checked(
     servers: dict[str, socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:

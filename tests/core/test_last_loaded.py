@@ -10,7 +10,7 @@ import pytest
 from datacache.core.concurrency import LastLoaded
 from tests.promises import promise
 
-pytestmark = [promise("Pieces of an object of one block (4 MiB), read past the daemon, are checked")]
+pytestmark = [promise("Bytes are checked past the daemon, in copies and imports, and through a proxy")]
 
 
 def test_what_many_ask_for_at_once_is_loaded_once() -> None:

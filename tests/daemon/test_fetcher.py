@@ -309,7 +309,7 @@ class Odd(Store):
         raise ValueError("no header of this world")
 
 
-@promise("An object whose check breaks off is counted as not checked, and logged once")
+@promise("A check that breaks off is counted, logged once, and tried again")
 def test_an_object_whose_check_breaks_is_logged_and_counts_as_not_checked(caplog, monkeypatch):
     tally = Tally()
     monkeypatch.setattr(whole_objects, "TALLY", tally)

@@ -115,7 +115,7 @@ def test_past_the_daemon_copying_and_importing_are_checked_as_well(
             assert all(snapshot.read(path) == data for path, data in list(DATA.items())[:count])
 
 
-@promise("Pieces of an object of one block (4 MiB), read past the daemon, are checked")
+@promise("Bytes are checked past the daemon, in copies and imports, and through a proxy")
 @pytest.mark.parametrize("direct", [False, True])
 def test_pieces_that_are_read_past_the_daemon_are_of_whole_checked_objects(
     bucket_of: Callable[..., Bucket], direct: bool
@@ -199,7 +199,7 @@ def test_a_large_object_that_stays_wrong_is_an_error(bucket_of: Callable[..., Bu
     wait_for(is_refused)
 
 
-@promise("A check that a killed daemon did not finish is done by the next one")
+@promise("A check that breaks off is counted, logged once, and tried again")
 @pytest.mark.parametrize("end", ["killed", "stopped"])
 def test_what_a_daemon_left_unchecked_the_next_one_checks(bucket_of: Callable[..., Bucket], end: str) -> None:
     """End it after the last block is here, before the store has said the checksum."""

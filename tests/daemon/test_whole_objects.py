@@ -169,7 +169,7 @@ def test_a_store_that_does_not_say_checksums_holds_up_a_fetch_for_a_moment_and_n
     assert tally.counts() == ({"sha256": 20}, {})
 
 
-@promise("A check that a killed daemon did not finish is done by the next one")
+@promise("A check that breaks off is counted, logged once, and tried again")
 def test_what_an_earlier_daemon_left_is_checked_where_all_of_it_is_here(
     tally: Tally, tiers: Tiers, store: Store
 ) -> None:
@@ -187,7 +187,7 @@ def test_what_an_earlier_daemon_left_is_checked_where_all_of_it_is_here(
     whole.close()
 
 
-@promise("An object whose check breaks off is counted as not checked, and logged once")
+@promise("A check that breaks off is counted, logged once, and tried again")
 def test_an_object_that_could_not_be_checked_counts_once_and_is_checked_when_the_store_is_back(
     whole: WholeObjects, tiers: Tiers, store: Store, tally: Tally, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -204,7 +204,7 @@ def test_an_object_that_could_not_be_checked_counts_once_and_is_checked_when_the
     assert tally.counts() == ({"none": 1, "sha256": 1}, {})
 
 
-@promise("An object whose check breaks off is counted as not checked, and logged once")
+@promise("A check that breaks off is counted, logged once, and tried again")
 def test_an_object_that_is_gone_from_the_store_counts_as_not_checked_and_is_not_asked_for_again(
     whole: WholeObjects, tiers: Tiers, store: Store, tally: Tally, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -905,7 +905,7 @@ def test_an_emptied_folder_stays_until_it_is_deleted(opened: Open, bucket: Path)
     assert os.listdir(bucket) == []
 
 
-@promise("`rename`, `unlink`, `mkdir`, `rmdir` and `symlink` are durable without `fsync`")
+@promise("`rename`, `unlink`, `mkdir`, `rmdir`, `symlink` and `truncate` of a path are durable without `fsync`")
 def test_what_was_acknowledged_is_there_in_the_next_process_and_what_was_not_is_not(opened: Open, bucket: Path):
     directory = opened()
     directory.write("closed", b"1" * 200_000)

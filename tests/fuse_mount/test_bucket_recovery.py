@@ -195,7 +195,7 @@ def test_what_was_synced_survives_and_is_continued(mount: BucketMount, proxy: Fa
     assert end(mount, proxy) == {"log": b"1" * size + b"2" * size}
 
 
-@promise("`rename`, `unlink`, `mkdir`, `rmdir` and `symlink` are durable without `fsync`")
+@promise("`rename`, `unlink`, `mkdir`, `rmdir`, `symlink` and `truncate` of a path are durable without `fsync`")
 def test_a_renamed_folder_is_renamed_whole(mount: BucketMount, proxy: FaultProxy) -> None:
     folder = mount.mountpoint / "new"
     folder.mkdir()
@@ -212,8 +212,7 @@ def test_a_renamed_folder_is_renamed_whole(mount: BucketMount, proxy: FaultProxy
     assert end(mount, proxy) == expected
 
 
-@promise("`truncate` of a path makes the size durable")
-@promise("`rename`, `unlink`, `mkdir`, `rmdir` and `symlink` are durable without `fsync`")
+@promise("`rename`, `unlink`, `mkdir`, `rmdir`, `symlink` and `truncate` of a path are durable without `fsync`")
 def test_truncate_rmdir_and_symlink_survive(mount: BucketMount, proxy: FaultProxy) -> None:
     file, large, folder, link = (mount.mountpoint / name for name in ("file", "large", "folder", "link"))
     file.write_bytes(b"f" * 10)
@@ -266,7 +265,7 @@ def closing(path: Path) -> subprocess.Popen[str]:
     return process
 
 
-@promise("In an outage a `close` with `--ack uploaded` waits")
+@promise("With `--ack uploaded`, `close` and `fsync` return when the bytes are in the bucket")
 def test_with_ack_uploaded_close_waits_in_an_outage_and_then_says_so(uploading: BucketMount, proxy: FaultProxy) -> None:
     proxy.refuse()
     program = closing(uploading.mountpoint / "another")
@@ -280,7 +279,7 @@ def test_with_ack_uploaded_close_waits_in_an_outage_and_then_says_so(uploading: 
     assert end(uploading, proxy) == {"before": b"before", "new": b"new", "another": b"new"}
 
 
-@promise("In an outage a `close` with `--ack uploaded` waits")
+@promise("With `--ack uploaded`, `close` and `fsync` return when the bytes are in the bucket")
 def test_with_ack_uploaded_who_waits_is_told_when_the_mount_ends(uploading: BucketMount, proxy: FaultProxy) -> None:
     info = uploading.info()
     stop_uploads(proxy)

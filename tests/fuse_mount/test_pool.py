@@ -79,7 +79,7 @@ def served_by_another(mounts: list[MountInfo], settings: Settings) -> list[Mount
     return found
 
 
-@promise("Mounts of a home in the same surroundings share their processes")
+@promise("Mounts of a home with the same credentials, user, options and namespaces share their processes")
 def test_mounts_of_a_home_are_served_by_the_same_processes_until_the_last_one_is_gone(
     mount_many: MountMany, settings: Settings, folder: Path
 ) -> None:
@@ -98,7 +98,7 @@ def test_mounts_of_a_home_are_served_by_the_same_processes_until_the_last_one_is
     assert not list((settings.home / "run").glob("*.sock"))
 
 
-@promise("Many mounts take three processes (2 cores) and at most 12 MiB each")
+@promise("Mounts of a home with the same credentials, user, options and namespaces share their processes")
 def test_many_mounts_take_few_processes_and_little_memory_each(
     mount_many: MountMany, settings: Settings, folder: Path
 ) -> None:
@@ -241,7 +241,7 @@ def test_a_hand_over_moves_one_mount_after_the_other(mount_many: MountMany, sett
     assert third.pid == moved.pid
 
 
-@promise("Mounts of a home in the same surroundings share their processes")
+@promise("Mounts of a home with the same credentials, user, options and namespaces share their processes")
 def test_other_credentials_another_home_and_other_options_have_processes_of_their_own(
     mount_many: MountMany, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -281,7 +281,7 @@ def test_an_upgrade_of_either_package_has_processes_of_its_own(
         before = after
 
 
-@promise("Mounts of a home in the same surroundings share their processes")
+@promise("Mounts of a home with the same credentials, user, options and namespaces share their processes")
 def test_who_lives_in_another_mount_namespace_has_another_pool(
     mount_many: MountMany, settings: Settings, folder: Path
 ) -> None:
@@ -392,7 +392,7 @@ def devices_of(pid: int) -> int:
     return found
 
 
-@promise("Mounts of a home in the same surroundings share their processes")
+@promise("Mounts of a home with the same credentials, user, options and namespaces share their processes")
 def test_two_that_mount_at_once_start_one_pool(mount_many: MountMany, settings: Settings, folder: Path) -> None:
     found: list[MountInfo] = []
     threads = [threading.Thread(target=lambda: found.extend(mount_many(1))) for _ in range(4)]

@@ -256,7 +256,7 @@ def _swap_same_size(folder: Path, name: str) -> None:
 _NAME = "shard-000001.tar"
 
 
-@promise("A shard that is cut short, damaged, missing or swapped is an error that names it, or skipped and counted")
+@promise("A broken image, and a shard that is cut short, damaged, missing or swapped, is an error that names it")
 @pytest.mark.parametrize("through_cache", [False, True], ids=["folder", "cache"])
 @pytest.mark.parametrize("damage", [_cut, _flip, _lose, _swap, _swap_same_size], ids=lambda damage: damage.__name__)
 def test_damage_is_an_error_naming_shard_and_sample(
@@ -345,7 +345,7 @@ def test_a_byte_flipped_in_the_cache_is_mended_from_the_store(
         assert got == contents
 
 
-@promise("A shard that is cut short, damaged, missing or swapped is an error that names it, or skipped and counted")
+@promise("A broken image, and a shard that is cut short, damaged, missing or swapped, is an error that names it")
 def test_a_shard_cut_short_while_it_is_read_is_an_error(shards: Path) -> None:
     dataset = ShardDataset(shards, packed=True, target=None)
     dataset.__getitems__(range(COUNT))  # all is mapped

@@ -316,7 +316,7 @@ def with_a_broken_image(settings: Settings, tmp_path: Path, drawn_faces: Path) -
     return api.create_snapshot(tmp_path.name, tmp_path.as_uri(), settings=settings).ref
 
 
-@promise("A broken image is an error that names it, or skipped and counted")
+@promise("A broken image, and a shard that is cut short, damaged, missing or swapped, is an error that names it")
 def test_an_image_that_is_cut_short_is_an_error_that_names_it(with_a_broken_image: str) -> None:
     dataset = SnapshotDataset(with_a_broken_image, decode="rgb", target="path", size=(8, 8))
     with pytest.raises(AnnotationError, match=r"000003\.jpg"):
@@ -325,7 +325,7 @@ def test_an_image_that_is_cut_short_is_an_error_that_names_it(with_a_broken_imag
         dataset.__getitems__([0, 1, 2])
 
 
-@promise("A broken image is an error that names it, or skipped and counted")
+@promise("A broken image, and a shard that is cut short, damaged, missing or swapped, is an error that names it")
 @pytest.mark.parametrize("workers", [0, 2])
 def test_what_cannot_be_read_is_skipped_and_counted_if_the_user_asks(with_a_broken_image: str, workers: int) -> None:
     dataset = SnapshotDataset(with_a_broken_image, decode="rgb", target="path", size=(8, 8), on_error="skip")

@@ -120,7 +120,7 @@ def test_children_of_a_fork_read_what_the_parent_opened(snapshot):
     assert snapshot.read("large.bin") == FILES["large.bin"]
 
 
-@promise("A reference is resolved once")
+@promise("A reference is resolved once, and a catalog that answers is always asked for tags")
 def test_a_pickled_snapshot_is_the_same_bytes_even_when_the_tag_has_moved(snapshot, bucket):
     frozen = pickle.dumps(snapshot)
     (bucket / "new").write_bytes(b"new")

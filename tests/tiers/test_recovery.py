@@ -241,7 +241,7 @@ def mark_checked(writer: TierWriter) -> None:
     writer.call(lambda: writer.mark_checked(object_id(LARGE))).result(10)
 
 
-@promise("A check that a killed daemon did not finish is done by the next one")
+@promise("A check that breaks off is counted, logged once, and tried again")
 def test_an_object_is_unchecked_from_its_first_block_on_until_it_is_checked_and_again_when_a_block_comes_again(
     settings,
 ):
@@ -258,7 +258,7 @@ def test_an_object_is_unchecked_from_its_first_block_on_until_it_is_checked_and_
         assert unchecked(writer) == {LARGE}
 
 
-@promise("A check that a killed daemon did not finish is done by the next one")
+@promise("A check that breaks off is counted, logged once, and tried again")
 @pytest.mark.parametrize("end", ["closed", "machine restarted", "killed"])
 def test_it_stays_unchecked_and_stays_checked_over_a_restart(settings, end):
     with open_tiers(settings) as writer:
@@ -280,7 +280,7 @@ def test_it_stays_unchecked_and_stays_checked_over_a_restart(settings, end):
         assert unchecked(writer) == set()
 
 
-@promise("A check that a killed daemon did not finish is done by the next one")
+@promise("A check that breaks off is counted, logged once, and tried again")
 @pytest.mark.parametrize("how", ["evicted", "dropped", "deleted"])
 def test_an_object_that_is_gone_is_not_unchecked_any_more(settings, how):
     with open_tiers(settings) as writer:
@@ -307,7 +307,7 @@ def test_it_stays_unchecked_while_one_tier_has_something_of_it(settings):
         assert unchecked(writer) == {LARGE}
 
 
-@promise("A check that a killed daemon did not finish is done by the next one")
+@promise("A check that breaks off is counted, logged once, and tried again")
 def test_a_lost_index_leaves_no_block_of_an_unchecked_object(settings):
     """Their checksums were in it, so their files go."""
     with open_tiers(settings) as writer:

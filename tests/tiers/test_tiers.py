@@ -173,7 +173,7 @@ def test_a_size_set_lower_is_reached_at_the_next_start(small):
         assert disk_usage(layout.cache_dir(less.home)) <= less.ssd_bytes
 
 
-@promise("Eviction disturbs no reader")
+@promise("Evicting, opening and closing containers disturbs no reader")
 def test_an_evicted_region_stays_readable_for_whoever_has_it_open(small):
     block = make_block(1)
     with open_tiers(small) as writer:
@@ -275,7 +275,7 @@ def test_a_ram_folder_that_does_not_exist_is_an_error_not_made(settings, tmp_pat
     assert not (tmp_path / "nowhere").exists()
 
 
-@promise("Opening containers while others are closed disturbs no reader")
+@promise("Evicting, opening and closing containers disturbs no reader")
 def test_containers_that_are_opened_while_others_are_closed_disturb_nobody(settings, tmp_path):
     """Python's collector may run finalizers, and so other threads, in the middle of going through a dictionary."""
     with open_tiers(settings) as writer:

@@ -91,7 +91,7 @@ def test_versions_of_a_key_arrive_in_order_and_never_two_at_a_time(bucket: Bucke
     assert rig.engine.conflict_log.count == 0
 
 
-@promise("A rename is a copy inside the bucket, then a deletion")
+@promise("Neither a rename (a copy inside the bucket, then a deletion) nor new attributes send the content again")
 def test_a_rename_in_the_bucket_is_a_copy_then_a_deletion(bucket: BucketOnCeph, rig: Rig) -> None:
     rig.put("old", b"content" * 20_000)
     rig.uploader.flush(30)
@@ -102,7 +102,7 @@ def test_a_rename_in_the_bucket_is_a_copy_then_a_deletion(bucket: BucketOnCeph, 
     assert bucket.requests("PUT", "old") == sent
 
 
-@promise("A rename is a copy inside the bucket, then a deletion")
+@promise("Neither a rename (a copy inside the bucket, then a deletion) nor new attributes send the content again")
 def test_two_names_that_were_swapped_are_swapped_in_the_bucket(rig: Rig) -> None:
     rig.put("one", b"1" * 100_000)
     rig.put("two", b"2" * 100_000)
@@ -128,7 +128,7 @@ def test_a_folder_that_is_gone_is_deleted_after_all_that_was_in_it(bucket: Bucke
     assert deletes[-1].endswith("/d/")
 
 
-@promise("New attributes do not send the content again")
+@promise("Neither a rename (a copy inside the bucket, then a deletion) nor new attributes send the content again")
 def test_new_attributes_do_not_send_the_content_again(bucket: BucketOnCeph, rig: Rig) -> None:
     rig.put("file", b"z" * 100_000)
     rig.uploader.flush(30)
