@@ -346,10 +346,9 @@ _PARSERS: dict[str, Any] = {
 def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
     """Read and check all settings. Raises `SettingsError` for a wrong value or an unreadable file."""
     environ = os.environ if environ is None else environ
-    data = environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
-    home = _checked("DATACACHE_HOME", "home", environ.get("DATACACHE_HOME") or f"{data}/datacache")
+    home = _checked("DATACACHE_HOME", "home", environ.get("DATACACHE_HOME") or _default_home(environ))
     config = environ.get("DATACACHE_CONFIG")
-    file = _path(config) if config else home / "config.toml"
+    file = _checked("DATACACHE_CONFIG", "home", config) if config else home / "config.toml"
     used: Path | None = None
     values: dict[str, Any] = {"home": home}
     stores: tuple[StoreOptions, ...] = ()
@@ -372,6 +371,16 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
     settings = Settings(**values, stores=stores, config=used, default_ssd_bytes=default_ssd_bytes)
     # A daemon that something else keeps running is a node's, and so is whoever counts on it.
     return settings.for_others() if settings.daemon == "external" else settings
+
+
+def _default_home(environ: Mapping[str, str]) -> str:
+    data = environ.get("XDG_DATA_HOME")
+    try:
+        return f"{data or Path.home() / '.local' / 'share'}/datacache"
+    except RuntimeError as exc:  # a container's user may have neither HOME nor a line in /etc/passwd
+        raise SettingsError(
+            f"the user {os.getuid()} has no home folder", hint="Set DATACACHE_HOME to a folder of your own."
+        ) from exc
 
 
 def keep_default_ssd_bytes(home: Path) -> None:
@@ -452,7 +461,7 @@ def _meant(name: str, known: Iterable[str]) -> str:
 def _checked(label: str, name: str, value: Any) -> Any:
     try:
         return _PARSERS[name](value)
-    except (ValueError, TypeError) as exc:
+    except (ValueError, TypeError, RuntimeError) as exc:  # RuntimeError: nobody knows what '~' stands for
         raise SettingsError(f"{label}: {exc}") from exc
 
 

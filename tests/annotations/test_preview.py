@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import pwd
 
 import pytest
 from PIL import Image
@@ -395,3 +396,15 @@ def test_comparing_reads_the_ranges_that_are_not_the_same():
     blobs.loaded.clear()
     assert [change.path for change in compare(before, after)] == ["01234.jpg"]
     assert len(blobs.loaded) == 4
+
+
+def test_a_user_without_a_home_has_the_fonts_of_the_machine(monkeypatch):
+    monkeypatch.setenv("HOME", "/nowhere")
+    known = fonts._files.__wrapped__()
+
+    def no_line(uid):
+        raise KeyError(uid)
+
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(pwd, "getpwuid", no_line)
+    assert fonts._files.__wrapped__() == known

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pwd
 from dataclasses import replace
 from pathlib import Path
 
@@ -153,6 +154,33 @@ def test_the_default_size_does_not_shrink_as_the_cache_fills(tmp_path, monkeypat
     block.write_bytes(b"x" * 10**6)
     free -= block.stat().st_blocks * 512
     assert load(tmp_path).ssd_bytes == empty == 5 * 10**8
+
+
+@pytest.fixture
+def homeless(monkeypatch):
+    """A user with neither HOME nor a line in /etc/passwd, as a container's may be."""
+
+    def no_line(uid):
+        raise KeyError(uid)
+
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(pwd, "getpwuid", no_line)
+
+
+@pytest.mark.usefixtures("homeless")
+def test_a_user_without_a_home_needs_to_name_one(tmp_path):
+    assert load(tmp_path).home == tmp_path
+    assert load_settings({"XDG_DATA_HOME": str(tmp_path)}).home == tmp_path / "datacache"
+    with pytest.raises(SettingsError) as caught:
+        load_settings({})
+    assert "DATACACHE_HOME" in caught.value.hint
+
+
+@pytest.mark.usefixtures("homeless")
+@pytest.mark.parametrize("variable", ["DATACACHE_HOME", "DATACACHE_CONFIG", "DATACACHE_STAGING"])
+def test_a_path_in_a_home_that_nobody_knows_is_an_error_that_names_it(tmp_path, variable):
+    with pytest.raises(SettingsError, match=variable):
+        load(tmp_path, **{variable: "~/x"})
 
 
 def test_errors_survive_pickling():

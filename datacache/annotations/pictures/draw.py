@@ -12,6 +12,7 @@ thread a canvas, the rest any thread.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Collection, Mapping
 from contextlib import suppress
@@ -259,7 +260,7 @@ def _for_characters(characters: str) -> Typeface | None:
 @cache
 def _files() -> list[Path]:
     """Return all font files, the preferred first; among the others the order is always the same."""
-    folders = [Path(folder).expanduser() for folder in _FOLDERS.get(sys.platform, _FOLDERS["linux"])]
+    folders = [Path(os.path.expanduser(folder)) for folder in _FOLDERS.get(sys.platform, _FOLDERS["linux"])]
     plotting = find_spec("matplotlib")
     if plotting is not None and plotting.origin is not None:
         folders.append(Path(plotting.origin).parent / "mpl-data" / "fonts" / "ttf")
