@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -73,6 +74,56 @@ def test_folders_dots_and_times_are_understood(tmp_path: Path) -> None:
     export = open_export(path, UnpackLimits())
     assert [(member.path, member.mtime_ns) for member in export.members] == [("a/b.xml", 1_700_000_000_500_000_000)]
     export.close()
+
+
+def _changed(tar: bytes, at: int, field: bytes) -> bytes:
+    """The archive with a field of its first header written over, and the checksum made right again."""
+    block = bytearray(tar[:512])
+    block[at : at + len(field)] = field
+    block[148:156] = b" " * 8
+    block[148:156] = b"%06o\0 " % sum(block)
+    return bytes(block) + tar[512:]
+
+
+def test_names_in_an_incremental_archive_of_gnu_tar_have_no_prefix(tmp_path: Path) -> None:
+    image = tmp_path / "images" / "1.jpg"
+    image.parent.mkdir()
+    image.write_bytes(b"image")
+    tar = ["tar", "--format=gnu", "-g", tmp_path / "snar", "-C", tmp_path, "-cf", tmp_path / "a.tar", "images/1.jpg"]
+    subprocess.run(tar, check=True)
+    assert unpacked(tmp_path / "a.tar") == {"images/1.jpg": b"image"}
+
+
+def test_a_file_is_no_folder_because_its_long_name_is_cut_at_a_slash(unpack: Unpack) -> None:
+    name = "x" * 99 + "/" + "y" * 50
+    tar = make_tar({name: b"file"}, format=tarfile.GNU_FORMAT)
+    assert unpack(tar[:1024] + _changed(tar[1024:], 156, b"\0")) == {name: b"file"}
+
+
+@pytest.mark.parametrize(("field", "at"), [("mode", 100), ("uid", 108), ("gid", 116), ("mtime", 136), ("device", 329)])
+def test_fields_that_nobody_asks_for_may_say_anything(unpack: Unpack, field: str, at: int) -> None:
+    later = make_tar({"b": b"file"})
+    for tar in (make_tar({"a": b"file"}), make_tar({"a": b"file"}, format=tarfile.GNU_FORMAT)):
+        assert unpack(_changed(tar, at, b"\xfe no 8 \0"[: 7 if at < 136 else 8])) == {"a": b"file"}
+        assert unpack(tar[:1024] + _changed(later, at, b"nobody\0")) == {"a": b"file", "b": b"file"}
+
+
+@pytest.mark.parametrize("format", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_a_long_name_that_is_empty_leaves_the_name_of_the_header(unpack: Unpack, format: int) -> None:
+    tar = bytearray(make_tar({"a/" + "x" * 120: b"file"}, format=format))
+    if format == tarfile.GNU_FORMAT:
+        tar[512:1024] = bytes(512)
+    else:
+        tar = bytearray(_changed(bytes(tar), 124, b"%011o" % len(b"8 path=\n")))
+        tar[512:1024] = b"8 path=\n".ljust(512, b"\0")
+    (name,) = unpack(bytes(tar))
+    assert ("a/" + "x" * 120).startswith(name)
+
+
+@pytest.mark.parametrize("size", [b"none       ", b"-0000000777", b"\xff" * 12])
+def test_a_header_without_a_size_is_damaged(unpack: Unpack, size: bytes) -> None:
+    with pytest.raises(ImportFailedError, match="no size"):
+        unpack(_changed(make_tar({"a": b"file"}), 124, size))
 
 
 @pytest.mark.parametrize("name", ["../evil", "a/../../evil", "/etc/passwd", "..\\evil", "C:\\evil", "a/.."])

@@ -1,7 +1,7 @@
 """Tar archives (ustar, pax and GNU; plain or packed with gzip, bzip2 or xz), read as streams by own code.
 
-`tarfile` reads the headers, but it may not read the archive: it takes headers of any length into memory, ends quietly
-where an archive is cut between members, and seeks wherever a header says. Here an archive is read forwards only, and
+`tarfile` takes headers of any length into memory, ends quietly where an archive is cut between members, and seeks
+wherever a header says; and it refuses headers for fields that nobody needs. Here an archive is read forwards only, and
 all it unpacks to is counted: once for the names, and again for the bytes. Files and folders are taken; links, devices
 and sparse files are refused. The format is pax of POSIX.1-2017. One thread.
 """
@@ -11,13 +11,12 @@ from __future__ import annotations
 import bz2
 import gzip
 import lzma
-import tarfile
 import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from datacache.core.errors import UsageError
 from datacache.imports.archives.members import RATIO_FROM_BYTES, Export, Member, UnpackLimits
@@ -30,12 +29,16 @@ _KINDS = {b"1": "a hard link", b"2": "a symbolic link", b"3": "a device", b"4": 
 _PACKERS: dict[bytes, Any] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\0": lzma.open}
 
 
+class _Header(NamedTuple):
+    name: str
+    is_file: bool
+    size_bytes: int
+    mtime_ns: int
+
+
 def is_tar(head: bytes) -> bool:
     """Tell from a file's first bytes whether it is a tar, or packed and so perhaps one."""
-    try:
-        return any(map(head.startswith, _PACKERS)) or bool(_header(head[:_BLOCK]))
-    except tarfile.HeaderError:
-        return False
+    return any(map(head.startswith, _PACKERS)) or (len(head) >= _BLOCK and _has_checksum(head[:_BLOCK]))
 
 
 class TarExport(Export):
@@ -46,9 +49,9 @@ class TarExport(Export):
         self._path = path
         with self._open() as stream:
             for number, header in enumerate(self._headers(stream)):
-                if not header.isdir():
-                    self.add(header.name, header.size, int(header.mtime), number)
-                stream.skip(header.size, header.name)
+                if header.is_file:
+                    self.add(header.name, header.size_bytes, header.mtime_ns, number)
+                stream.skip(header.size_bytes, header.name)
             stream.drain()
         self.sort()
 
@@ -58,9 +61,9 @@ class TarExport(Export):
         with self._open() as stream:
             for number, header in enumerate(self._headers(stream)):
                 if number in wanted:
-                    yield wanted[number], stream.data(header.size, header.name)
+                    yield wanted[number], stream.data(header.size_bytes, header.name)
                 else:
-                    stream.skip(header.size, header.name)
+                    stream.skip(header.size_bytes, header.name)
 
     @contextmanager
     def _open(self) -> Iterator[_Stream]:
@@ -80,37 +83,30 @@ class TarExport(Export):
                     file = stack.enter_context(opener(file, "rb"))
             yield _Stream(file, self, most_bytes)
 
-    def _headers(self, stream: _Stream) -> Iterator[tarfile.TarInfo]:
-        """Yield one header after the other, its time in ns; the caller reads or skips the bytes that follow."""
+    def _headers(self, stream: _Stream) -> Iterator[_Header]:
+        """Yield one header after the other; the caller reads or skips the bytes that follow each."""
         extra: dict[str, bytes] = {}
         while any(block := stream.data(_BLOCK, "")):
-            try:
-                header = _header(block)
-            except tarfile.HeaderError as exc:
-                why = "the checksum of a header is wrong" if "checksum" in str(exc) else "a header has no size"
-                raise self.damaged("", why) from exc
-            kind = header.type
+            if not _has_checksum(block):
+                raise self.damaged("", "the checksum of a header is wrong")
+            kind, size = block[156:157], _number(block[124:136])
+            if size is None:
+                raise self.damaged("", "a header has no size")
             if kind in (b"x", b"X", b"g", b"L", b"K"):
-                extra |= self._extra(stream, kind, header.size)
+                extra |= self._extra(stream, kind, size)
                 continue
-            if "path" in extra:
-                header.name = extra["path"].decode("utf-8", "surrogateescape")
-            name = header.name
+            name = (extra.get("path") or _name(block)).decode("utf-8", "surrogateescape")
             self.count(name)
             if any(key.startswith("GNU.sparse") for key in extra):
                 raise self.refused(name, "it is a sparse file")
             if kind not in (b"0", b"\0", b"7", b"5"):
                 raise self.refused(name, f"it is {_KINDS.get(kind, f'a member of kind {kind!r}')}")
-            if name.endswith("/"):
-                header.type = tarfile.DIRTYPE
-            mtime_ns = _time_ns(extra["mtime"]) if "mtime" in extra else int(header.mtime) * 10**9
-            header.mtime = max(0, min(mtime_ns, 2**62))
-            if "size" in extra:
-                size = _decimal(extra["size"])
-                if size is None:
-                    raise self.damaged(name, "its size is no number")
-                header.size = size
-            yield header
+            is_file = kind != b"5" and not name.endswith("/")
+            mtime_ns = _time_ns(extra["mtime"]) if "mtime" in extra else (_number(block[136:148]) or 0) * 10**9
+            size = _decimal(extra["size"]) if "size" in extra else size
+            if size is None:
+                raise self.damaged(name, "its size is no number")
+            yield _Header(name, is_file, size, max(0, min(mtime_ns, 2**62)))
             extra = {}
 
     def _extra(self, stream: _Stream, kind: bytes, size: int) -> dict[str, bytes]:
@@ -182,12 +178,24 @@ class _Stream:
         return data
 
 
-def _header(block: bytes) -> tarfile.TarInfo:
-    """Read a header. `tarfile.HeaderError` where it is none, or its size is negative."""
-    header = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
-    if header.size < 0:
-        raise tarfile.HeaderError("a negative size")
-    return header
+def _name(block: bytes) -> bytes:
+    name, prefix = block[:100].partition(b"\0")[0], block[345:500].partition(b"\0")[0]
+    return prefix + b"/" + name if prefix and block[257:263] == b"ustar\0" else name
+
+
+def _has_checksum(block: bytes) -> bool:
+    noted = _number(block[148:156])
+    total = sum(block[:148]) + 8 * 32 + sum(block[156:])
+    signed = total - 256 * sum(byte > 127 for byte in block[:148] + block[156:])
+    return noted in (total, signed) and any(block)
+
+
+def _number(field: bytes) -> int | None:
+    """Read octal digits, or bytes after a first byte with its highest bit set (GNU)."""
+    if field[0] & 0x80:
+        return int.from_bytes(bytes([field[0] & 0x7F]) + field[1:], "big") if field[0] == 0x80 else None
+    digits = field.replace(b"\0", b" ").strip() or b"0"
+    return None if digits.strip(b"01234567") else int(digits, 8)
 
 
 def _decimal(digits: bytes) -> int | None:
