@@ -12,6 +12,7 @@ Functions may be called from any thread; `Lines` and `Callers` belong to one.
 
 from __future__ import annotations
 
+import array
 import contextlib
 import errno
 import json
@@ -118,7 +119,7 @@ def receive(connection: socket.socket, *, timeout_s: float = TIMEOUT_S, most_fds
     text, fds = bytearray(), []
     try:
         while not text.endswith(b"\n"):
-            part, more, _, _ = socket.recv_fds(connection, 65536, _MOST_FDS, socket.MSG_CMSG_CLOEXEC)
+            part, more = receive_fds(connection, 65536, _MOST_FDS)
             fds += more
             if not part:
                 raise ConnectionError("the other side closed the connection")
@@ -131,6 +132,22 @@ def receive(connection: socket.socket, *, timeout_s: float = TIMEOUT_S, most_fds
         raise
     close_all(fds[most_fds:])
     return message, fds[:most_fds]
+
+
+def receive_fds(connection: socket.socket, most_bytes: int, most_fds: int) -> tuple[bytes, list[int]]:
+    """Receive once: bytes, and descriptors beside them, which are the caller's and which no new program inherits.
+    `OSError`.
+
+    `socket.recv_fds` ignores its flags (CPython 3.11), and one that is made not inheritable later can be inherited
+    until then.
+    """
+    fds = array.array("i")
+    room = socket.CMSG_LEN(most_fds * fds.itemsize)
+    data, beside, _, _ = connection.recvmsg(most_bytes, room, socket.MSG_CMSG_CLOEXEC)
+    for level, kind, content in beside:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            fds.frombytes(content[: len(content) - len(content) % fds.itemsize])  # it may be cut off
+    return data, list(fds)
 
 
 def ask(path: Path, message: Message, *, timeout_s: float, most_fds: int = 0) -> tuple[Message, list[int]]:
@@ -294,7 +311,7 @@ class Lines:
         line is too long; close the connection then.
         """
         try:
-            part, fds, _, _ = socket.recv_fds(self.connection, 65536, self._most_fds, socket.MSG_CMSG_CLOEXEC)
+            part, fds = receive_fds(self.connection, 65536, self._most_fds)
         except BlockingIOError:
             return []
         except OSError:

@@ -26,6 +26,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from datacache.core import ipc
 from datacache.core.errors import MountError
 from fuse_mount.kernel import protocol
 
@@ -226,7 +227,7 @@ def _mount_through_fusermount(mountpoint: str, source: str, options: str, *, rea
             text=True,
         )
         theirs.close()
-        _, fds, _, _ = socket.recv_fds(ours, 1, 1, socket.MSG_CMSG_CLOEXEC)
+        _, fds = ipc.receive_fds(ours, 1, 1)
         _, said = process.communicate()
     if fds:
         return fds[0]

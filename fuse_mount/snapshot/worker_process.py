@@ -139,7 +139,7 @@ class _Process:
     def _hear(self) -> bool:
         """Do what the supervisor says next; False where there is none any more."""
         try:
-            text, fds, _, _ = socket.recv_fds(self._channel, MOST_MESSAGE_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
+            text, fds = ipc.receive_fds(self._channel, MOST_MESSAGE_BYTES, 1)
         except ConnectionError:  # it has ended with something unread; what it said before is still to come
             return True
         if not text:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -108,3 +108,26 @@ def test_a_line_without_an_end_is_not_gathered_for_ever() -> None:
         theirs.sendall(b"x" * 101)
         assert lines.receive() is None
     lines.close()
+
+
+def through_receive(connection: socket.socket) -> list[int]:
+    return ipc.receive(connection, most_fds=1)[1]
+
+
+def through_lines(connection: socket.socket) -> list[int]:
+    lines = ipc.Lines(connection, most_bytes=100, most_fds=1)
+    lines.receive()
+    return lines.fds
+
+
+@pytest.mark.parametrize("receive", [through_receive, through_lines])
+def test_no_new_program_inherits_a_descriptor_that_was_received(
+    receive: Callable[[socket.socket], list[int]], tmp_path: Path
+) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs, (tmp_path / "file").open("wb") as file:
+        ipc.send(theirs, {}, [file.fileno()])
+        [fd] = receive(ours)
+        assert os.path.sameopenfile(fd, file.fileno())
+        assert not os.get_inheritable(fd)
+        os.close(fd)

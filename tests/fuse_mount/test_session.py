@@ -176,6 +176,25 @@ def test_a_missing_device_or_helper_is_said_clearly(monkeypatch: pytest.MonkeyPa
         session.check_device()
 
 
+def test_no_new_program_inherits_the_connection_that_fusermount3_hands_over(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    helper = tmp_path / "fusermount3"
+    helper.write_text(
+        f"#!{sys.executable}\n"
+        "import os, socket\n"
+        "with socket.socket(fileno=int(os.environ['_FUSE_COMMFD'])) as commands:\n"
+        "    socket.send_fds(commands, [b'\\0'], [0])\n"
+    )
+    helper.chmod(0o700)
+    monkeypatch.setattr(os, "geteuid", lambda: 65534)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    fd = session.connect(str(tmp_path), "mask", allow_other=False, read_only=True)
+    assert os.path.samestat(os.fstat(fd), os.stat(os.devnull))
+    assert not os.get_inheritable(fd)
+    os.close(fd)
+
+
 @promise("`status` and `doctor` tell of a snapshot's mount that lost all its processes")
 @pytest.mark.parametrize("replaced", [False, True])
 def test_a_dead_mount_is_told_and_can_be_unmounted_or_replaced(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import select
 import signal
 import socket
@@ -133,6 +134,22 @@ def test_a_descriptor_can_be_had_as_soon_as_it_was_given(run: Run, settings: Set
     [fd] = run.ask("descriptor", "/nowhere/mask", 7)
     assert os.fstat(fd).st_ino == os.fstat(device).st_ino
     os.close(fd)
+
+
+@pytest.mark.usefixtures("folder")
+def test_no_program_that_a_worker_starts_inherits_its_mounts(run: Run, settings: Settings, device: int) -> None:
+    run.order({"op": "open", "mount": 1, "config": config(settings, "open_folder")})
+    assert "opened" in run.hear()
+    run.order({"op": "serve", "mount": 1, "device": 7}, device)
+    for fd in run.ask("descriptor", "/nowhere/mask", 7):  # it was given by now
+        os.close(fd)
+    process = Path(f"/proc/{run.process.pid}")
+    given = [fd.name for fd in (process / "fd").iterdir() if os.path.samestat(fd.stat(), os.fstat(device))]
+    assert given
+    for fd in given:
+        flags = re.search(r"^flags:\s+([0-7]+)$", (process / "fdinfo" / fd).read_text(), re.MULTILINE)
+        assert flags is not None
+        assert int(flags[1], 8) & os.O_CLOEXEC
 
 
 @pytest.mark.usefixtures("folder", "gate")
