@@ -114,6 +114,15 @@ def test_a_class_beyond_the_list_is_kept_under_its_number_and_noted_once():
     assert problems == [("class-unlisted", "noted", 1), ("class-unlisted", "noted", 2)]
 
 
+def test_only_objects_that_are_kept_are_counted_as_of_a_class_beyond_the_list():
+    text = b"7 .5 .5 .2 wide\n7 .5 .5 .2 .1\n8 .1 .1 .2 .2 .3 x\n7 .5 .5 .2 .3\n8.5 .5 .5 .2 wide\n"
+    draft, problems = yolo.parse(text, "a.txt", width=100, height=200, classes=CLASSES)
+    assert [box.label for box in draft.boxes] == ["class_7", "class_7"]
+    assert [problem.code for problem in problems] == ["box-text", "box-text", "class-id", "class-unlisted"]
+    assert problems[3].line == 2
+    assert problems[3].message == "2 objects are of class 7, and the list has 2; kept as 'class_7'"
+
+
 def test_without_a_list_classes_are_numbers_and_nothing_is_noted():
     assert boxes("1 .5 .5 .2 .1\n", classes=())[0][0][0] == "class_1"
     assert boxes("1 .5 .5 .2 .1\n", classes=())[1] == []

@@ -65,9 +65,9 @@ def _box(word: str, number: int, ids: ClassIds, problems: Problems) -> Box | Non
             problems.add("box-text", "skipped", message, number)
             return None
         edges.append(value)
-    label = ids.label(parts[4], "box", problems, number)
+    id = ids.parse(parts[4], "box", problems, number)
     x1, y1, x2, y2 = edges
-    return None if label is None else Box(label, x1, y1, x2, y2, line=number)
+    return None if id is None else Box(ids.label(id, number), x1, y1, x2, y2, line=number)
 
 
 def write_line(annotation: Annotation, class_ids: Mapping[str, int]) -> tuple[bytes, list[Problem]]:

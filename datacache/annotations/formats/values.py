@@ -102,9 +102,8 @@ class ClassIds:
         self._classes = classes
         self._unlisted: dict[int, list[int]] = {}
 
-    def label(self, raw: str | bytes, left_out: str, problems: Problems, line: int) -> str | None:
-        """Return the name of a class; None, and a problem, for a text that is no id. `left_out` names what is left out
-        for it. An id that is not in the list becomes `class_7`, which is a problem only where there is a list."""
+    def parse(self, raw: str | bytes, left_out: str, problems: Problems, line: int) -> int | None:
+        """Parse a class id; None, and a problem, for any other text. `left_out` names what is left out for it."""
         value = parse_number(raw)
         text = raw.decode("utf-8", "replace") if isinstance(raw, bytes) else raw
         if value is None or not 0 <= value < 2**31 or value != int(value):
@@ -114,6 +113,11 @@ class ClassIds:
         id = int(value)
         if not text.strip("+-").isdigit():
             problems.add("class-id-float", "repaired", f"the class id {quote(text)} was read as {id}", line)
+        return id
+
+    def label(self, id: int, line: int) -> str:
+        """Return the name of a class for an object that is kept. An id that is not in the list becomes `class_7`, which
+        is a problem only where there is a list."""
         if id < len(self._classes):
             return self._classes[id]
         if self._classes:

@@ -91,8 +91,8 @@ class _Lines:
             message = f"{_shown(parts)} has {columns} columns, and a box has 5; the line is left out"
             self.problems.add("line-malformed", "skipped", message, number)
             return
-        label = self._ids.label(parts[0], "line", self.problems, number)
-        if label is None:
+        id = self._ids.parse(parts[0], "line", self.problems, number)
+        if id is None:
             return
         values: list[float] = []
         for part in parts[1:5] if pose else parts[1:]:  # keypoints are not read, and so cannot be wrong
@@ -113,6 +113,7 @@ class _Lines:
         attributes = (("confidence", _text(parts[5])),) if columns == 6 and not pose else ()
         x1, y1, x2, y2 = edges
         w, h = self._width, self._height
+        label = self._ids.label(id, number)
         self.boxes.append(Box(label, x1 * w, y1 * h, x2 * w, y2 * h, attributes=attributes, line=number))
 
     def finish(self) -> None:
