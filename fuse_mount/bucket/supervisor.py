@@ -23,6 +23,7 @@ from dataclasses import replace
 
 from datacache.core import ipc
 from datacache.core.breaker import pause_s
+from datacache.core.errors import MountError
 from fuse_mount.kernel import session
 from fuse_mount.lifecycle import process
 from fuse_mount.lifecycle.keeping import KeeperLine
@@ -78,7 +79,8 @@ class BucketSupervisor:
         report(self._said())
 
     def go_on(self, report: process.Report) -> bool:
-        """Be the supervisor of a mount whose own was killed. False where that lives, or there is no such mount."""
+        """Be the supervisor of a mount whose own was killed. False where that lives, or there is no such mount. Raises
+        `MountError`."""
         mountpoint = self._config.mountpoint
         with self._files.locked():
             known = self._files.read()
@@ -88,7 +90,7 @@ class BucketSupervisor:
                 return False
             self._restarts = known.restarts + 1
             if process.serves(known.pid, mountpoint):
-                with contextlib.suppress(OSError):  # it has ended just now
+                with contextlib.suppress(ProcessLookupError):  # it has ended just now
                     self._watch(known.pid)
                     self._serves_since = time.monotonic()
             known = replace(known, supervisor=os.getpid(), pid=self._pid)
@@ -177,11 +179,27 @@ class BucketSupervisor:
         words = ["--bucket-server", self._config.to_json(), "--restarts", str(self._restarts)]
         environment = process.environment(_MEMORY)
         self._heard, self._serves_since = b"", None
-        self._child, self._talk = process.spawn(words, self._files.log, environment, attached=True, own_session=True)
-        self._watch(self._child.pid)
+        child, talk = process.spawn(words, self._files.log, environment, attached=True, own_session=True)
+        try:
+            self._watch(child.pid)
+        except BaseException:
+            child.terminate()
+            child.wait()
+            talk.close()
+            raise
+        self._child, self._talk = child, talk
 
     def _watch(self, pid: int) -> None:
-        self._has_ended, self._pid = os.pidfd_open(pid), pid
+        """Be woken by the end of a server. Raises `ProcessLookupError` where it has ended, and `MountError`."""
+        try:
+            self._has_ended, self._pid = os.pidfd_open(pid), pid
+        except ProcessLookupError:
+            raise
+        except OSError as exc:
+            raise MountError(
+                f"the server of {self._config.mountpoint} cannot be watched: {exc.strerror}",
+                hint="See whether descriptors have run out, or a sandbox refuses pidfd_open(2).",
+            ) from exc
 
     def _step(self, due: float | None) -> int | None:
         """Wait for something to happen, at most until `due`, and note it; the server's exit code if it ended."""
