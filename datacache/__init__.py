@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     mount = _fuse_mount.mount_snapshot
 
 __version__ = "0.2.0"
-__getattr__, __all__ = front(__name__, __file__)
+__getattr__, __all__ = front(__name__)
 
 
 def __dir__() -> list[str]:

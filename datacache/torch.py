@@ -53,7 +53,7 @@ __all__ = [
     "collate",
     "loader",
 ]
-__getattr__, _ = front(__name__, __file__)
+__getattr__, _ = front(__name__)
 
 
 class SampleArguments(TypedDict, total=False):

@@ -54,4 +54,4 @@ if TYPE_CHECKING:
     from fuse_mount.lifecycle.state import BucketInfo as BucketInfo
     from fuse_mount.lifecycle.state import MountInfo as MountInfo
 
-__getattr__, __all__ = front(__name__, __file__)
+__getattr__, __all__ = front(__name__)

@@ -139,4 +139,4 @@ if TYPE_CHECKING:
     processor_count = _processes.processors
     run_daemon = _server.run
 
-__getattr__, __all__ = front(__name__, __file__)
+__getattr__, __all__ = front(__name__)
