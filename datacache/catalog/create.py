@@ -18,7 +18,7 @@ import posixpath
 import stat
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from datacache.catalog.base import Catalog
 from datacache.catalog.commit import check_target, commit_manifest, known_blobs
@@ -214,7 +214,8 @@ class Copier:
         """Yield, in order, entries with known keys many together, and those without one by one."""
         ready: list[Entry] = []
         at_a_time = 1 if self._check else _READY_AT_A_TIME
-        for entry in self._with_known_keys(place.entries()):
+        listed = replace(place, progress=None)  # what counts as done is copied, not only listed
+        for entry in self._with_known_keys(listed.entries()):
             if (entry.key is None or len(ready) >= at_a_time) and ready:
                 yield ready
                 ready = []

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from datacache.catalog.commit import commit_manifest
-from datacache.catalog.create import ListedPlace, create_snapshot
+from datacache.catalog.create import ListedPlace, create_copied_snapshot, create_snapshot
 from datacache.catalog.mark import reachable
+from datacache.catalog.objects import ObjectWriter
 from datacache.catalog.sqlite.catalog import SqliteCatalog
 from datacache.core.errors import CatalogError, TagExistsError
 from datacache.manifest.builder import ManifestBuilder
 from datacache.manifest.model import BlobId, Entry, Lineage, Naming, SnapshotRecord, Source
 from datacache.manifest.reader import Manifest
+from datacache.settings import Settings
 from datacache.store.base import ObjectInfo
 from tests.memory import MemoryStore
 from tests.promises import promise
@@ -74,6 +77,25 @@ def test_a_snapshot_knows_how_it_was_made(catalog: Counting, store: MemoryStore)
     record = create(catalog, store)
     assert record.lineage == Lineage("create", {"from": f"{store.url}/faces/"}, ())
     assert catalog.snapshot("mask", record.id) == record
+
+
+def test_progress_counts_a_file_once_when_it_is_listed_or_copied(
+    tmp_path: Path, catalog: Counting, store: MemoryStore, settings: Settings
+) -> None:
+    done: list[tuple[int, int]] = []
+    place = ListedPlace(
+        store=store, prefix="faces/", origin=f"{store.url}/faces/", progress=lambda *counts: done.append(counts)
+    )
+    create_snapshot(catalog, place, Naming(name="mask"))
+    size_bytes = sum(len(str(number)) for number in range(3000))
+    assert done == sorted(done)
+    assert done[-1] == (3000, size_bytes)
+    done.clear()
+    with closing(ObjectWriter(catalog, settings, url=f"file://{tmp_path}/copies")) as writer:
+        create_copied_snapshot(catalog, place, Naming(name="mask"), writer)
+    assert done == sorted(set(done))
+    assert len(done) == 3000
+    assert done[-1] == (3000, size_bytes)
 
 
 class RemovedMeanwhile(MemoryStore):
