@@ -196,13 +196,14 @@ class DatasetCatalog(ABC):
     """Changes of tags and snapshots, for backends that can change one dataset in one step."""
 
     @abstractmethod
-    def _change(self, name: str, change: Change) -> ListedDataset | None:
+    def _change(self, name: str, change: Change, *, removes: str = "") -> ListedDataset | None:
         """Replace a dataset by the result of `change`, with no other change in between, and return the new one. Forget
-        the records that it no longer lists. A change that returns its argument changes nothing."""
+        the records that it no longer lists. A change that returns its argument changes nothing.
 
-    @abstractmethod
-    def _note_removal(self, id: str) -> None:
-        """Write the document that says that a snapshot is removed now (`leases.REMOVED`)."""
+        `removes` is the id of the snapshot that `change` removes. The document that says that it is removed now
+        (`leases.REMOVED`) is written with the change or before it: a collection that no longer sees the snapshot sees
+        this document.
+        """
 
     def set_tag(self, dataset: str, tag: str, id: str, *, move: bool = False) -> None:
         def change(old: ListedDataset | None) -> ListedDataset:
@@ -248,8 +249,7 @@ class DatasetCatalog(ABC):
             tags = {tag: named for tag, named in old.tags.items() if named != id}
             return ListedDataset([*left][-1] if old.latest == id else old.latest, left, tags, old.rev)
 
-        self._note_removal(id)  # first: a collection that no longer sees the snapshot sees this
-        self._change(dataset, change)
+        self._change(dataset, change, removes=id)
         return was_there
 
 

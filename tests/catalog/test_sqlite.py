@@ -7,13 +7,15 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
+from datacache.catalog import leases
 from datacache.catalog.record import encode_record
 from datacache.catalog.sqlite.catalog import SqliteCatalog
-from datacache.core.errors import CatalogError, CatalogUnavailableError
+from datacache.core.errors import CatalogError, CatalogUnavailableError, TagExistsError
 from datacache.manifest.model import BlobId
 from tests import leftovers
 from tests.conformance.catalog import CatalogConformance, a_blob, a_record, run_together
@@ -286,6 +288,29 @@ def test_a_removed_file_is_made_anew_and_not_written_into_the_void(catalog: Sqli
         file.unlink()
     catalog.commit(a_record(number=2))
     assert SqliteCatalog(catalog.path).snapshots("mask") == [a_record(number=2)]
+
+
+def test_a_removal_is_noted_with_it_and_only_where_something_is_removed(
+    catalog: SqliteCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = catalog.commit(a_record(), tags=["v1", "v2"])
+    catalog.now_s()  # the clock's own document
+    writing, writes = catalog.writing, list[bool]()
+
+    def spied(*, durable: bool) -> AbstractContextManager[sqlite3.Connection]:
+        writes.append(durable)
+        return writing(durable=durable)
+
+    monkeypatch.setattr(catalog, "writing", spied)
+    with pytest.raises(TagExistsError):
+        catalog.remove_snapshot(record.dataset, record.id, only_tags=["v1"])
+    assert not catalog.remove_snapshot(record.dataset, "f" * 64)
+    assert not catalog.remove_snapshot("no such dataset", record.id)
+    assert catalog.documents(leases.REMOVED) == []
+    writes.clear()
+    assert catalog.remove_snapshot(record.dataset, record.id)
+    assert [id for id, _text in catalog.documents(leases.REMOVED)] == [record.id]
+    assert writes == [True]
 
 
 def test_a_reader_sees_the_state_before_a_write_that_is_not_done(catalog: SqliteCatalog) -> None:

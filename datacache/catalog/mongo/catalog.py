@@ -167,13 +167,6 @@ class MongoCatalog(DatasetCatalog):
     def snapshots(self, dataset: str, *, id_prefix: str = "") -> list[SnapshotRecord]:
         return self._records(dataset, lambda listed: listed.startswith(id_prefix))
 
-    def _note_removal(self, id: str) -> None:
-        with self._database.errors():
-            removed = {"text": leases.removed_text(self._database.now_s()), "by": ObjectId()}
-            self._database.collection("documents").update_one(
-                {"_id": f"{leases.REMOVED}/{id}"}, {"$set": removed}, upsert=True
-            )
-
     # --- besides the snapshots ------------------------------------------------------------------------------
 
     def identity(self) -> str:
@@ -269,8 +262,13 @@ class MongoCatalog(DatasetCatalog):
 
     # --- the conditional update -----------------------------------------------------------------------------
 
-    def _change(self, name: str, change: Change) -> ListedDataset | None:
+    def _change(self, name: str, change: Change, *, removes: str = "") -> ListedDataset | None:
         with self._database.errors():
+            if removes:
+                removed = {"text": leases.removed_text(self._database.now_s()), "by": ObjectId()}
+                self._database.collection("documents").update_one(
+                    {"_id": f"{leases.REMOVED}/{removes}"}, {"$set": removed}, upsert=True
+                )
             return self._changed(name, change)
 
     def _changed(self, name: str, change: Change) -> ListedDataset | None:

@@ -172,7 +172,8 @@ class SqliteCatalog(DatasetCatalog):
             ).fetchall()
         return [decode_record(text) for (text,) in rows]
 
-    def _change(self, name: str, change: Change) -> ListedDataset | None:
+    def _change(self, name: str, change: Change, *, removes: str = "") -> ListedDataset | None:
+        removed = leases.removed_text(self.now_s()) if removes else ""
         with self.writing(durable=True) as connection:
             old = _listing(connection, name)
             new = change(old)
@@ -181,6 +182,9 @@ class SqliteCatalog(DatasetCatalog):
             left = new or old._replace(snapshots={}, tags={})
             gone = [(name, id) for id in old.snapshots if id not in left.snapshots]
             connection.executemany("DELETE FROM snapshots WHERE dataset = ? AND id = ?", gone)
+            if removes:
+                row = (leases.REMOVED, removes, removed)
+                connection.execute("INSERT OR REPLACE INTO documents VALUES (?, ?, ?)", row)
             untagged = [(name, tag) for tag in old.tags if tag not in left.tags]
             connection.executemany("DELETE FROM tags WHERE dataset = ? AND tag = ?", untagged)
             tagged = [(name, tag, id) for tag, id in left.tags.items() if old.tags.get(tag) != id]
@@ -189,11 +193,6 @@ class SqliteCatalog(DatasetCatalog):
             if new is None:
                 connection.execute("DELETE FROM datasets WHERE name = ?", (name,))
             return new
-
-    def _note_removal(self, id: str) -> None:
-        removed = leases.removed_text(self.now_s())
-        with self.writing(durable=True) as connection:
-            connection.execute("INSERT OR REPLACE INTO documents VALUES (?, ?, ?)", (leases.REMOVED, id, removed))
 
     # --- besides the snapshots ------------------------------------------------------------------------------
 
