@@ -86,6 +86,25 @@ def test_it_is_measured_once_for_a_dataset_and_batch_size():
     assert choose(Raw(), 8, _as_it_is) is not choose(dataset, 8, _as_it_is)
 
 
+def test_one_batch_at_a_time_is_held_while_batches_are_read():
+    class Batch(list):
+        alive = most = 0
+
+        def __init__(self, samples):
+            super().__init__(samples)
+            Batch.alive += 1
+            Batch.most = max(Batch.most, Batch.alive)
+
+        def __del__(self):
+            Batch.alive -= 1
+
+    trial = autotune._Trial(Raw(), 8, Batch, None, 1.0)
+    trial._touch()
+    assert len(trial._touched) > 1
+    assert trial._batch_bytes == 800_000
+    assert (Batch.most, Batch.alive) == (1, 0)
+
+
 def test_the_users_random_numbers_stay_what_they_are():
     def draw() -> list[float]:
         return [random.random(), float(np.random.random()), float(torch.rand(()))]

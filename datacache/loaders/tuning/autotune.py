@@ -207,11 +207,11 @@ class _Trial:
         dataset, collate = Measured(self._dataset, clocks), MeasuredCollate(self._collate, clocks)
         draw = np.random.default_rng(len(self._dataset))
 
-        def touch(size: int) -> tuple[float, Any, list[int]]:
+        def touch(size: int) -> tuple[float, int, list[int]]:
             samples = draw.integers(0, len(self._dataset), size).tolist()
             before = time.perf_counter()
             batch = collate(dataset.__getitems__(samples))
-            return time.perf_counter() - before, batch, samples
+            return time.perf_counter() - before, _nbytes(batch), samples  # not the batch: several may not fit
 
         few = min(self._batch_size, 4)
         touched = [touch(few)]  # the first has to open everything
@@ -225,8 +225,8 @@ class _Trial:
             if time.perf_counter() - began >= _TOUCH_S or len(touched) >= _TOUCHED_BATCHES:
                 break
         usage, took_s = clocks.usage(), [each[0] for each in touched]
-        self._touched = [samples for _took, _batch, samples in touched]
-        self._batch_bytes = _nbytes(touched[-1][1]) * self._batch_size / size
+        self._touched = [samples for _took, _size_bytes, samples in touched]
+        self._batch_bytes = touched[-1][1] * self._batch_size / size
         self._cold = share(usage.misses, usage.samples)
         self._uneven = max(took_s[1:], default=0.0) > 2 * sorted(took_s)[len(took_s) // 2]
 
