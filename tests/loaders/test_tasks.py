@@ -8,15 +8,17 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import zstandard
 
+from datacache.catalog.mongo import client
 from datacache.catalog.open import open_task_store
 from datacache.catalog.sqlite.catalog import SqliteCatalog
 from datacache.catalog.tasks import mongo as tasks_mongo_queues
-from datacache.catalog.tasks.base import Leased, NewTask, TaskStore
+from datacache.catalog.tasks.base import Changes, Leased, NewTask, TaskState, TaskStore
 from datacache.catalog.tasks.mongo import MongoTasks
 from datacache.catalog.tasks.sqlite import _AHEAD, _CLAIMED, _EXPIRED, _TODO, SqliteTasks
 from datacache.core.errors import LeaseLostError, TasksError
@@ -134,6 +136,28 @@ def test_an_epoch_whose_maker_was_killed_is_made_by_the_next(
     mongo._insert(record, half)
     assert isinstance(queue.try_fetch("w"), Wait)
     assert use_all(queue) == sorted(records())
+
+
+def test_a_report_that_loses_races_pauses_before_each_further_try(
+    mongo: MongoTasks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_queue(mongo)
+    record = mongo.queue("job")
+    assert record is not None
+    assert mongo.make(record, "maker", lambda: [NewTask(0, 0, 0, "a", 0, 4)])
+    lease = mongo.lease(record, "w", "claim", lease_s=60, max_lost=3)
+    assert lease is not None
+    events: list[str] = []
+    monkeypatch.setattr(client, "time", SimpleNamespace(sleep=lambda _s: events.append("pause")))
+
+    def change(task: TaskState) -> Changes:
+        events.append("try")
+        if events.count("try") < 3:
+            mongo._tasks.update_one({"g": lease.generation}, {"$inc": {"position": 1}})
+        return {"state": task.state, "position": 4}
+
+    mongo._change_held(lease, change, durable=True)
+    assert events == ["try", "pause", "try", "pause", "try"]
 
 
 def test_a_maker_that_wakes_up_epochs_later_brings_no_task_back(mongo: MongoTasks) -> None:

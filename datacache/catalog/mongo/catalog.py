@@ -32,7 +32,6 @@ nothing that was acknowledged.
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
@@ -55,7 +54,7 @@ from datacache.catalog.base import (
     check_document,
     check_tags_free,
 )
-from datacache.catalog.mongo.client import MongoDatabase, insert_new, retried
+from datacache.catalog.mongo.client import MongoDatabase, insert_new, pause_after_race, retried
 from datacache.catalog.mongo.collect import BATCH_IDS, MongoCollection, claim
 from datacache.catalog.record import decode_record, encode_record
 from datacache.core.errors import CatalogError, CatalogUnavailableError, DatacacheError
@@ -298,7 +297,7 @@ class MongoCatalog(DatasetCatalog):
                     f" {_RACE_TIMEOUT_S:.0f} s",
                     hint="Try again.",
                 )
-            time.sleep(random.uniform(0, 0.01))
+            pause_after_race()
 
     def _records(self, dataset: str, wanted: Callable[[str], bool]) -> list[SnapshotRecord]:
         with self._database.errors():

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime as dt
 import os
+import random
 import secrets
 import time
 from collections.abc import Callable, Iterator
@@ -211,6 +212,12 @@ def retried(attempt: Callable[[], _T]) -> _T:
             cut_off += 1
             if cut_off == _TRIES:
                 raise
+
+
+def pause_after_race() -> None:
+    """Wait for some milliseconds before a change is tried again that lost a race: a random time, so that the writers do
+    not meet again."""
+    time.sleep(random.uniform(0, 0.01))
 
 
 def insert_new(collection: Collection[_Document], documents: list[_Document]) -> None:

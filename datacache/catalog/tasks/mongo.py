@@ -32,7 +32,7 @@ from pymongo.collection import Collection
 from pymongo.errors import DuplicateKeyError
 from pymongo.read_concern import ReadConcern
 
-from datacache.catalog.mongo.client import MongoDatabase, insert_new, retried
+from datacache.catalog.mongo.client import MongoDatabase, insert_new, pause_after_race, retried
 from datacache.catalog.tasks.base import (
     CLOCK_SLACK_S,
     DOING,
@@ -287,7 +287,7 @@ class MongoTasks(TaskStore):
 
         with self._database.errors():
             while not retried(attempt):  # changed meanwhile, by another thread of the worker or by who takes it over
-                pass
+                pause_after_race()
 
     def _change(
         self, condition: _Document, update: list[_Document], sort: list[tuple[str, int]] | None = None
