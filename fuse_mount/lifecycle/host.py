@@ -182,11 +182,14 @@ class MountHost:
 
     def _somebody_listens(self) -> bool:
         try:
-            ipc.ask(self.path, {"op": "ping"}, timeout_s=_CALL_TIMEOUT_S)
+            connection = ipc.connect(self.path, timeout_s=_CALL_TIMEOUT_S)
         except TimeoutError:  # so many wait to be let in
             return True
-        except (OSError, ValueError):
+        except OSError:
             return False
+        with connection, contextlib.suppress(OSError, ValueError):
+            ipc.send(connection, {"op": "ping"})  # to part in peace: whoever lets callers in is there
+            ipc.receive(connection)
         return True
 
     def _is_newest(self) -> bool:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from datacache.core import ipc
+from datacache.core.errors import MountError
 from datacache.settings import Settings
 from fuse_mount.lifecycle import host as mount_host
 from fuse_mount.lifecycle.host import MountHost
@@ -25,6 +28,39 @@ def test_who_says_nothing_takes_one_place_of_a_few(settings: Settings, monkeypat
         answer, _ = ipc.receive(caller, timeout_s=60.0)
     assert answer["ok"]["pid"] == os.getpid()
     host._ending.set()
+    host._server.close()
+
+
+def hang_up(_request: ipc.Message, _send: ipc.Send) -> None:
+    raise ConnectionError
+
+
+def fail(_request: ipc.Message, _send: ipc.Send) -> None:
+    raise MountError("it cannot be asked now")
+
+
+@pytest.mark.parametrize("answer", [hang_up, fail])
+def test_a_newer_host_that_lets_callers_in_is_there_whatever_it_answers(
+    settings: Settings, answer: Callable[[ipc.Message, ipc.Send], None]
+) -> None:
+    host = MountHost(settings)
+    newer = ipc.MessageServer(ipc.listen(host.path, backlog=1), answer, most=1, name="newer")
+    assert host._somebody_listens()
+    newer.close()
+    assert not host._somebody_listens()
+    host._server.close()
+
+
+def test_a_newer_host_that_answers_with_junk_is_there(settings: Settings) -> None:
+    host = MountHost(settings)
+    with ipc.listen(host.path, backlog=1) as newer, ThreadPoolExecutor(1) as thread:
+        asked = thread.submit(host._somebody_listens)
+        connection, _ = newer.accept()
+        with connection:
+            ipc.receive(connection)
+            connection.sendall(b"junk\n")
+        assert asked.result()
+    assert not host._somebody_listens()
     host._server.close()
 
 
