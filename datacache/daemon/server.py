@@ -116,7 +116,8 @@ class Daemon:
             ("GET", "/healthz", self._health),
             ("GET", "/metrics", self._metrics),
         ):
-            app.router.add_route(method, path, cast("Any", handler))  # whose answer may be a dictionary
+            # Its answer may be a dictionary. This way a GET has its HEAD; `add_route` makes none.
+            app.add_routes([web.route(method, path, cast("Any", handler))])
         return app
 
     def _hangs(self) -> str:

@@ -35,13 +35,23 @@ WRONG = [
 ]
 
 
-def post(settings, path, body):
+def request(settings, method, path, body=None):
     connection = _Connection(paths.socket_path(settings.home), lambda: None)
     connection.connect()
     connection.sock.give_up_at = time.monotonic() + 60
-    connection.request("POST", path, body, {"Content-Type": "application/json"})
+    connection.request(method, path, body, {"Content-Type": "application/json"})
     response = connection.getresponse()
-    return response.status, json.loads(response.read())
+    return response.status, response.read()
+
+
+def post(settings, path, body):
+    status, answer = request(settings, "POST", path, body)
+    return status, json.loads(answer)
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/metrics"])
+def test_a_probe_may_ask_for_the_head_alone(daemon, settings, path):
+    assert request(settings, "HEAD", path) == (200, b"")
 
 
 @promise("The daemon checks each field of a request")
