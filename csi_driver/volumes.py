@@ -132,8 +132,11 @@ def of_volume(parameters: Mapping[str, str]) -> dict[str, str]:
 
 
 def _given(values: Mapping[str, str]) -> dict[str, str]:
-    ours = {name: text.strip() for name, text in values.items() if not name.startswith((KUBERNETES, *_IGNORED))}
-    return {name: text for name, text in ours.items() if text}
+    return {
+        name: text.strip()
+        for name, text in values.items()
+        if not name.startswith(KUBERNETES) and name not in _IGNORED and text.strip()
+    }
 
 
 def _parse(values: Mapping[str, str], known: tuple[str, ...], what: str) -> VolumeSpec:

@@ -106,6 +106,12 @@ REQUESTS: dict[str, tuple[str, Any, str, str]] = {
         "INVALID_ARGUMENT",
         "'colour'",
     ),
+    "an unknown parameter that begins as one of the provisioner's": (
+        "CreateVolume",
+        create("a", parameters=DATASET | {"storage.kubernetes.io/csiProvisionerIdentityFoo": "x"}),
+        "INVALID_ARGUMENT",
+        "csiProvisionerIdentityFoo",
+    ),
     "an unknown data set": (
         "CreateVolume",
         create("a", parameters={"dataset": "face"}),
