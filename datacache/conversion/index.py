@@ -43,7 +43,7 @@ from datacache.manifest.model import BlobId, Entry
 from datacache.manifest.reader import Manifest
 from datacache.reader.snapshot import Snapshot
 
-VERSION = 4
+VERSION = 5
 """Of what is read out of files: a table that another version made is made anew."""
 _EARLIER_TABLES = 5
 
@@ -236,9 +236,13 @@ class _Reader:
         return encode_range(rows, task.key)
 
     def _image(self, item: Item) -> Part | None:
-        """Return what is read of an image itself."""
+        """Return what is read of an image itself. None where the size in its annotation is trusted."""
         if self._trust and (item.annotation is not None or item.draft is not None):
             return None
+        return self._checked(item)
+
+    def _checked(self, item: Item) -> Part:
+        """Return what is read of an image to check it."""
         return item.image._replace(ends_only=not self._decode)
 
     def _row(self, item: Item, data: Iterator[Data]) -> Row:
@@ -248,13 +252,16 @@ class _Reader:
         raw = None if item.annotation is None else next(data)
         if image is not None and header is None:
             return Row(None, item.path, tuple(problems))
-        draft = self._draft(item, raw, header, problems)
+        found: list[Problem] = []
+        draft = self._draft(item, raw, header, found)
+        problems += found
         if draft is None:
-            if not problems and header is None:  # sizes were to be trusted, and the annotation is of another image
-                header = self._header(next(self._files.read([item.image])), item, problems)
-            if problems or header is None:
+            if not found and header is None:  # sizes were to be trusted, and the annotation is of another image
+                header = self._header(next(self._files.read([self._checked(item)])), item, problems)
+            if found or header is None:
                 return Row(None, item.path, tuple(problems))
-            return Row(Annotation(item.path, header.displayed_width, header.displayed_height), item.path, ())
+            unannotated = Annotation(item.path, header.displayed_width, header.displayed_height)
+            return Row(unannotated, item.path, tuple(problems))
         sized = self._sized and (self._format != "voc" or raw is not None)
         annotation, more = check(draft, header, item.path, sized=sized)
         problems += more

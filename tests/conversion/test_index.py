@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from datacache import api
+from datacache.annotations.model import Annotation
 from datacache.annotations.table.table import Table
 from datacache.core.errors import ObjectChangedError, UsageError
 from datacache.settings import Settings
@@ -85,6 +86,21 @@ def test_sizes_can_be_trusted_and_then_no_image_is_opened(
         path.unlink()
     rows = list(table(ref, trust_sizes=True).rows())
     assert {(row.annotation.width, row.annotation.height) for row in rows if row.annotation} == {(320, 240)}
+
+
+@pytest.mark.parametrize("trust_sizes", [False, True])
+def test_images_without_an_annotation_are_usable_when_they_go_on_behind_their_end(
+    faces: Path, make: Make, table: Callable[..., Table], trust_sizes: bool
+) -> None:
+    names = ("000001.jpeg", "none.jpg")  # 000001.xml is of 000001.jpg
+    for name in names:
+        (faces / "JPEGImages" / name).write_bytes((faces / "JPEGImages" / "000001.jpg").read_bytes() + b"more")
+    found = table(make(faces), trust_sizes=trust_sizes)
+    for path in (f"JPEGImages/{name}" for name in names):
+        row = found.row(path)
+        assert row is not None
+        assert row.annotation == Annotation(path, 320, 240)
+        assert [problem.code for problem in row.problems] == ["image-goes-on"]
 
 
 def test_annotations_that_lie_elsewhere_are_found_by_name(faces: Path, make: Make, table: Callable[..., Table]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from datacache import api
 from datacache.annotations.formats.voc import write
 from datacache.annotations.model import Annotation, Box
 from datacache.conversion.index import Annotations, Reading
+from datacache.conversion.source import Data, Files, Part
 from datacache.core.ids import BLOCK_BYTES
 from datacache.settings import Settings
 
@@ -56,3 +57,30 @@ def test_a_large_image_is_known_by_its_ends(
     assert (whole.annotation.width, whole.annotation.height) == (SIDE, SIDE)
     assert cut.annotation is None
     assert [problem.code for problem in cut.problems] in (["image-truncated"], ["image-broken"])
+
+
+def test_of_a_large_image_whose_annotation_is_of_another_image_only_the_ends_are_read(
+    tmp_path: Path, make: Callable[[Path], str], settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Part] = []
+    read = Files.read
+
+    def recorded(files: Files, parts: Iterable[Part]) -> Iterator[Data]:
+        asked.extend(parts := list(parts))
+        return read(files, parts)
+
+    monkeypatch.setattr(Files, "read", recorded)
+    folder = tmp_path / "large"
+    folder.mkdir()
+    file = io.BytesIO()
+    Image.new("RGB", (2000, 2000)).save(file, "BMP")
+    assert len(file.getvalue()) > 2 * BLOCK_BYTES
+    (folder / "a.bmp").write_bytes(file.getvalue())
+    Image.new("RGB", (SIDE, SIDE)).save(folder / "a.png")
+    (folder / "a.xml").write_bytes(write(Annotation("a.png", SIDE, SIDE, (Box("cat", 1, 2, 3, 4),))))
+    ref = make(folder)
+    with api.open_snapshot(ref, settings) as snapshot, closing(api.open_catalog(settings)) as catalog:
+        row = Annotations(snapshot, catalog, Reading(trust_sizes=True)).table(processes=1).row("a.bmp")
+        assert row is not None
+        assert row.annotation == Annotation("a.bmp", 2000, 2000)
+    assert not any(part.stop > BLOCK_BYTES and not part.ends_only for part in asked), asked
