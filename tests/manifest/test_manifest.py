@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import struct
+from operator import itemgetter
 
 import pytest
 import zstandard
@@ -15,9 +16,9 @@ from datacache.core.errors import CatalogError, CorruptManifestError, UsageError
 from datacache.core.ids import MAX_READABLE_BYTES
 from datacache.core.packed import MOST_BYTES
 from datacache.manifest import codec
-from datacache.manifest.builder import ManifestBuilder, sorted_entries
+from datacache.manifest.builder import ManifestBuilder, Sorter, sorted_entries
 from datacache.manifest.diff import diff
-from datacache.manifest.model import BlobId, Entry, RangeInfo, Root, Source
+from datacache.manifest.model import BlobId, Entry, Held, RangeInfo, Root, Source
 from datacache.manifest.reader import Manifest
 from datacache.manifest.view import Tree
 from tests.promises import promise
@@ -267,10 +268,40 @@ def test_the_objects_of_entries_are_under_the_prefix_unless_they_have_a_key():
     assert manifest.object_ref(manifest.entry(1)).url == "s3://bucket/other/x"
 
 
+def test_the_folder_of_a_snapshot_bounds_the_objects_in_it_and_no_others():
+    builder = ManifestBuilder([Source("file://", "data/set/")], (blobs := Blobs()).update)
+    for entry in (Entry(b"a", 1, 0, "e1"), Entry(b"b", 1, 0, "e2", key=b"data/other/x")):
+        builder.add(entry)
+    manifest = Manifest.open(builder.finish()[0], blobs.get_many)
+    assert [manifest.object_ref(entry).root for entry in manifest.entries()] == [len("data/set/"), 0]
+
+
+def test_every_file_counts_once_among_those_that_are_held_and_those_that_are_not():
+    copies = Source("s3://copies", "", content_addressed=True)
+    builder = ManifestBuilder([SOURCE, copies], Blobs().update)
+    for entry in (
+        Entry(b"a", 1, 0, "e1"),
+        Entry(b"b", 1, 0, "e2", version="v1"),
+        Entry(b"c", 1, 0, "e3", version="v2", source=1),  # a copy of a version
+        Entry(b"d", 1, 0, "e4", source=1),
+    ):
+        builder.add(entry)
+    builder.finish()
+    assert builder.held == Held(copied=2, versioned=1, referenced=1)
+
+
 @given(st.lists(st.binary(min_size=1, max_size=6), min_size=1, unique=True), st.integers(1, 5))
 def test_sorting_in_small_runs_gives_one_sorted_stream(paths, in_memory):
     entries = [Entry(path, 1, 0) for path in paths]
     assert list(sorted_entries(entries, rows_in_memory=in_memory)) == sorted(entries)
+
+
+def test_rows_that_sort_the_same_keep_the_order_in_which_they_came():
+    rows = [("a", number) for number in range(5)]
+    with Sorter(itemgetter(0), rows_in_memory=2) as sorter:
+        for row in rows:
+            sorter.add(row)
+        assert list(sorter.sorted()) == rows
 
 
 def test_a_tree_shows_names_once_and_goes_on_from_any_child():
