@@ -95,6 +95,15 @@ def test_ranks_and_worlds_are_as_the_variables_say(monkeypatch: pytest.MonkeyPat
         EpochSampler(10, rank=1)
 
 
+def test_a_rank_that_is_known_later_than_the_sampler_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    sampler = EpochSampler(9, shuffle=False)
+    assert sampler.remaining == 9
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    assert sampler.remaining == 3
+    assert list(sampler) == [1, 4, 7]
+
+
 def test_what_was_handed_out_counts_as_used_unless_a_number_is_given() -> None:
     sampler = EpochSampler(50_000, rank=0, world=1)
     assert sampler.state_dict()["taken"] == 0
