@@ -18,6 +18,7 @@ from datacache.tiers.local import LocalBlocks
 from datacache.tiers.memory import memory_dir
 from datacache.tiers.recovery import open_tiers
 from datacache.tiers.tier import Block
+from datacache.tiers.writer import write_pins
 from tests.promises import promise
 
 MIB = 2**20
@@ -153,6 +154,39 @@ def test_a_pinned_data_set_survives_a_scan_of_another(small):
         assert writer.call(lambda: writer.unpin("precious@1")).result(10)
         put(writer, *(make_block(5000 + n, 50_000, dataset="scan") for n in range(500)))
         assert not any(read(settings, block) for block in precious)
+
+
+def test_an_unpinning_that_was_cut_off_is_finished_at_the_next_start(settings):
+    block = make_block(1)
+    with open_tiers(settings) as writer:
+        put(writer, block)
+        writer.call(lambda: writer.pin("mask@1", "mask", [block.object_id])).result(10)
+    write_pins(layout.pins_file(settings.home), {})  # the first step of it
+    with open_tiers(settings) as writer:
+        assert read(settings, block) == block.data
+        assert writer.call(lambda: writer.evict("mask")).result(10)
+        assert read(settings, block) is None
+
+
+def test_what_was_fetched_ahead_goes_into_memory_only_where_the_ssd_has_no_room(settings):
+    ahead = [dataclasses.replace(make_block(n, 50_000), ahead=True) for n in range(100)]
+    with open_tiers(dataclasses.replace(settings, ssd_bytes=2 * MIB)) as writer:
+        assert all(put(writer, *ahead))
+        on_ssd = writer.count_blocks("ssd")
+        assert 0 < on_ssd < len(ahead)
+        assert writer.count_blocks("ram") == len(ahead) - on_ssd
+        assert all(read(settings, block) == block.data for block in ahead)
+
+
+def test_what_a_restart_of_the_machine_left_counts_as_used_when_it_was_written(small):
+    with open_tiers(small) as writer:
+        put(writer, make_block(1))
+    shutil.rmtree(memory_dir(small.home, small.ram_dir))
+    (region,) = layout.ssd_dir(small.home).iterdir()
+    os.utime(region, (1e9, 1e9))
+    with open_tiers(small) as writer:
+        (id,) = writer.tiers[1].containers
+        assert writer.tiers[1].last_used(id) == 1e9
 
 
 def test_ttl_drops_what_nobody_read(small):
