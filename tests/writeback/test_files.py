@@ -125,6 +125,16 @@ def test_purge_deletes_what_no_record_refers_to(tmp_path, files):
     assert on_disk(tmp_path) == 1
 
 
+def test_a_durable_file_has_durable_folders_above_it(tmp_path, files, monkeypatch):
+    synced = []
+    monkeypatch.setattr(files_module, "sync_folder", synced.append)
+    first = files.path(fill(files, b"x"))
+    assert set(synced) == {first.parent, first.parent.parent, tmp_path}
+    synced.clear()
+    fill(files, b"y")  # a neighbour: its folders are durable by now
+    assert synced == [first.parent]
+
+
 def test_what_does_not_belong_there_is_left_alone(tmp_path, files):
     fill(files, b"x")
     (tmp_path / "lost+found").mkdir()
