@@ -88,6 +88,8 @@ def test_a_pod_has_no_id_of_another_data_set_inline(any_catalog: str, ids: Ids, 
             code, words = node.code("NodePublishVolume", node.publish_request(f"i{number}", said, inline=True))
             assert code in REFUSED, (ref, code, words)
         assert nothing_is_shown(node, home), ref
+    claimed = {"dataset": "secret", "namespace": "lab"}  # from a kubelet that does not say whose the pod is
+    assert node.code("NodePublishVolume", node.publish_request("claimed", claimed, inline=True))[0] in REFUSED
     context = {"dataset": f"open@{ids.open}", NAMESPACE: "team"}
     assert (node.publish("own", context, inline=True) / "file").read_text() == "for all\n"
     assert (

@@ -53,6 +53,7 @@ def test_a_buckets_mount_has_its_own_credentials_and_nobody_else_has_them(
     assert info.config.direct
     assert code("b", "guests", other) == "FAILED_PRECONDITION"
     assert code("b", "guests", {}) == "FAILED_PRECONDITION"
+    assert code("b", "lab", {}) == "FAILED_PRECONDITION"  # nor has its own namespace, without a Secret
     assert code("b", "guests", secret_of(rclone_s3, endpoint_url="http://127.0.0.1:9")) == "FAILED_PRECONDITION"
     assert code("b", "guests", good) == "OK"
     assert code("a", "lab", other) == "UNAUTHENTICATED"
