@@ -91,8 +91,9 @@ def _print(
         for shown, line in enumerate(_lines(images), 1):  # noqa: B007
             app.out.line(line)
         if not app.out.json:
-            rest = f"; the first {shown:,} are shown" if shown < matches(shown) else ""
-            app.out.line(f"{matches(shown):,} of {table.images:,} images{rest}")
+            number = matches(shown)
+            rest = f"; the first {shown:,} are shown" if shown < number else ""
+            app.out.line(f"{number:,} of {table.images:,} images{rest}")
     if app.out.json:
         app.out.result(result | {"matches": matches(len(found)), "found": found})
 

@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from datacache import api
 from datacache.annotations.pictures.draw import BEFORE, colours_of
 from datacache.annotations.pictures.preview import BROKEN
 from dataset_cli.demo.faces import draw_faces
+from dataset_cli.main import run
 from tests.cli.conftest import Dsctl
 from tests.servers import Mongod
 
@@ -71,6 +73,22 @@ def test_a_query_counts_and_prints_paths_and_only_the_first(masks: Path, dsctl: 
     assert any_of.out.splitlines()[1:] == ["JPEGImages/2.jpg  80x60  no_mask 1", "4 of 6 images; the first 2 are shown"]
     assert dsctl("query", "masks", "--where", 'width > 100 or count("mask") > 1', "--count").out == "2\n"
     assert dsctl("query", "masks", "--where", "min_side < 20").out == "0 of 6 images\n"
+
+
+def test_a_query_with_a_limit_counts_its_matches_once(
+    masks: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    counted: list[api.Query] = []
+    count = api.count_images
+
+    def recorded(table: api.Table, wanted: api.Query) -> int:
+        counted.append(wanted)
+        return count(table, wanted)
+
+    monkeypatch.setattr(api, "count_images", recorded)
+    assert run(["query", "masks", "--limit", "2"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "5 of 6 images; the first 2 are shown"
+    assert len(counted) == 1
 
 
 def test_the_json_of_a_query_has_what_was_found(masks: Path, dsctl: Dsctl) -> None:
