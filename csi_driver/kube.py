@@ -26,6 +26,7 @@ READ_TIMEOUT_S = (3.0, 5.0)
 """To connect, to answer."""
 EVENT_TIMEOUT_S = (2.0, 3.0)
 _EVENTS_WAIT_S = 3.0
+_MOST_COUNTS = 1000
 _MAX_MESSAGE = 1000
 """An Event's message has at most 1,024 bytes."""
 
@@ -57,7 +58,9 @@ class KubeApi:
 
     def __init__(self, kubeconfig: Path | None = None) -> None:
         self._kubeconfig = kubeconfig
-        self._events = threading.Lock()  # one Event at a time
+        self._events = threading.Lock()  # one Event at a time; guards _counts
+        self._counts: dict[str, int] = {}
+        """By name, how often an Event was written: the next time costs one call instead of three."""
 
     def warm_up(self) -> None:
         """Import and connect in a thread, so that the first volume does not wait for it."""
@@ -126,10 +129,17 @@ class KubeApi:
             "source": {"component": DRIVER_NAME},
         }
         ask = partial(self._ask, "write an Event", "CoreV1Api")
-        if ask("create_namespaced_event", namespace, body) is None:
-            # To read how often it was written is a right that only this would need; a patch says it, too.
-            event = ask("patch_namespaced_event", name, namespace, {"lastTimestamp": now})
-            ask("patch_namespaced_event", name, namespace, {"count": (event.count or 1) + 1})
+        patch = partial(ask, "patch_namespaced_event", name, namespace)
+        count = self._counts.pop(name, 0) + 1
+        if count == 1 or patch({"lastTimestamp": now, "count": count}) is None:  # a cluster forgets Events in an hour
+            count = 1
+            if ask("create_namespaced_event", namespace, body) is None:
+                # Of a driver before this one. To read its count is a right that only this would need; a patch says it.
+                count = (patch({"lastTimestamp": now}).count or 1) + 1
+                patch({"count": count})
+        self._counts[name] = count
+        while len(self._counts) > _MOST_COUNTS:
+            del self._counts[next(iter(self._counts))]
 
     @cached_property
     def _client(self) -> Any:

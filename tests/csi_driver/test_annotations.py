@@ -188,6 +188,17 @@ def test_a_volume_grows_by_what_its_class_has_now(world: World) -> None:
     assert driver.client.code("ControllerExpandVolume", grow)[0] == "OUT_OF_RANGE"
 
 
+def test_an_event_that_is_counted_costs_one_call(world: World) -> None:
+    driver, cluster = world.driver, world.cluster
+    claim = cluster.put_claim("faces", {"datacache.io/dataset": "mask@v7"})
+    before = len(cluster.requests)
+    for _ in range(3):
+        ask(driver, claim)
+    calls = [request.partition(" ")[0] for request in cluster.requests[before:] if "/events" in request]
+    assert calls == ["POST", "PATCH", "PATCH"]
+    assert [event["count"] for event in cluster.events.values()] == [3]
+
+
 def test_a_wrong_annotation_is_an_event_on_the_pvc_that_is_counted(world: World) -> None:
     driver, cluster = world.driver, world.cluster
     claim = cluster.put_claim("faces", {"datacache.io/dataset": "mask@v9"})
