@@ -106,7 +106,8 @@ def _run(arguments: argparse.Namespace, report: process.Report) -> int:
         from fuse_mount.bucket.supervisor import BucketSupervisor
 
         os.chdir("/")
-        supervised = BucketSupervisor(BucketConfig.from_json(arguments.bucket))
+        attached = not arguments.daemon and not arguments.only_if_dead  # which is started with the log
+        supervised = BucketSupervisor(BucketConfig.from_json(arguments.bucket), attached=attached)
         if not arguments.only_if_dead:
             supervised.start(report)
         elif not supervised.go_on(report):

@@ -44,9 +44,11 @@ _log = logging.getLogger("fuse_mount")
 class BucketSupervisor:
     """One mount. `serve()` returns when it is gone or was given up."""
 
-    def __init__(self, config: BucketConfig) -> None:
+    def __init__(self, config: BucketConfig, *, attached: bool) -> None:
+        """`attached`: this process has the streams of whoever started it instead of the mount's log."""
         self._config = config
         self._files = BucketFiles(config.home, config.mountpoint)
+        self._more = process.see_log(None if attached else self._files.log)
         self._pid = 0
         """Of the server; 0 where there is none."""
         self._has_ended = -1
@@ -157,7 +159,7 @@ class BucketSupervisor:
             known = self._files.read()
             if known is not None:
                 with contextlib.suppress(OSError):
-                    self._files.write(replace(known, problem=f"{problem}; see {self._files.log}"))
+                    self._files.write(replace(known, problem=problem + self._more))
             return None
         delay_s = pause_s(self._deaths - 1, first_s=_FIRST_DELAY_S, longest_s=_MAX_DELAY_S)
         soon = f"in {delay_s:.2g} s" if delay_s else "at once"
@@ -249,4 +251,4 @@ class BucketSupervisor:
         try:
             return ipc.parse_object(self._heard)
         except ValueError:
-            return {"error": f"the mount process ended at once; see {self._files.log}", "hint": ""}
+            return {"error": f"the mount process ended at once{self._more}", "hint": ""}

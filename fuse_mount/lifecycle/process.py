@@ -35,21 +35,27 @@ HOST_AWAY_S = 20.0
 _HOST_RETRY_S = 0.2
 
 
-class Talk:
-    """A conversation with a process of a mount, whose log is `log`. Close it."""
+def see_log(log: Path | None) -> str:
+    """Return the end of an error's message that names the log; '' where there is none."""
+    return f"; see {log}" if log is not None else ""
 
-    def __init__(self, connection: socket.socket, log: Path) -> None:
+
+class Talk:
+    """A conversation with a process of a mount. Close it."""
+
+    def __init__(self, connection: socket.socket, log: Path | None) -> None:
+        """`log` is the process's; None where it writes to the streams of whoever started it."""
         self.connection = connection
-        self._log = log
+        self._more = see_log(log)
 
     def hear(self, *, timeout_s: float) -> Any:
         """Return what the process says next. Raise its error, or why it says nothing, as a `MountError`."""
         try:
             answer, _ = ipc.receive(self.connection, timeout_s=timeout_s)
         except TimeoutError as exc:
-            raise MountError(f"the mount did not start in {timeout_s:.0f} s; see {self._log}") from exc
+            raise MountError(f"the mount did not start in {timeout_s:.0f} s{self._more}") from exc
         except (OSError, ValueError) as exc:
-            raise MountError(f"the mount process ended at once; see {self._log}") from exc
+            raise MountError(f"the mount process ended at once{self._more}") from exc
         return ipc.result_of(answer)
 
     def ask(self, request: ipc.Message, *, timeout_s: float, fds: tuple[int, ...] = ()) -> Any:
@@ -96,9 +102,10 @@ def spawn(
     except OSError as exc:
         raise MountError(
             f"the mount process cannot be started: {exc.strerror or exc}",
-            hint=f"See whether memory, descriptors or the disk of {log} have run out.",
+            hint="See whether memory or descriptors have run out"
+            + ("." if attached else f", or the disk of {log} is full."),
         ) from exc
-    return child, Talk(ours, log)
+    return child, Talk(ours, None if attached else log)
 
 
 def start(

@@ -84,8 +84,9 @@ class Supervisor:
     """A pool's supervisor. `serve()` returns when it has no mounts any more."""
 
     def __init__(self, pool: Pool, workers: int, first: socket.socket, *, alone: bool) -> None:
-        """`first` is the connection of who started it. `alone`: nobody else joins."""
+        """`first` is the connection of who started it. `alone`: nobody else joins, and it has no log."""
         self._pool = pool
+        self._alone = alone
         self._slots = [_Slot(number=number) for number in range(workers)]
         self._mounts: dict[int, Mounted] = {}
         self._numbers = 0
@@ -452,7 +453,7 @@ class Supervisor:
         queue = mounted.queues[slot.number]
         was, queue.phase, queue.due = queue.phase, "idle", None
         if mounted.main < 0 and was in ("opening", "opened"):
-            self._refuse(mounted, f"the worker died; see {self._pool.log}")
+            self._refuse(mounted, "the worker died" + process.see_log(None if self._alone else self._pool.log))
         elif mounted.is_gone():
             mounted.ended = True
         elif recover and mounted.main >= 0:

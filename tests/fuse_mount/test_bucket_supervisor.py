@@ -58,7 +58,7 @@ def test_a_server_that_cannot_be_watched_is_ended_and_the_error_says_why() -> No
 
 def start_without_pidfds() -> None:
     with tempfile.TemporaryDirectory() as folder, servers_that_sleep() as started:
-        supervisor = BucketSupervisor(config(folder))
+        supervisor = BucketSupervisor(config(folder), attached=True)
         before = os.listdir("/proc/self/fd")
         with pytest.raises(MountError, match="cannot be watched: Too many open files"):
             supervisor.start(lambda _: None)
@@ -94,5 +94,5 @@ def go_on_without_pidfds() -> None:
             patch.setattr(session, "is_ours_at", lambda _: True)
             patch.setattr(process, "serves", lambda pid, _: pid == os.getpid())
             with pytest.raises(MountError, match="cannot be watched"):
-                BucketSupervisor(config(folder)).go_on(lambda _: None)
+                BucketSupervisor(config(folder), attached=True).go_on(lambda _: None)
         assert not started

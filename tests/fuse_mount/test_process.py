@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,24 @@ def start_what_cannot_be_started() -> None:
         with pytest.raises(MountError, match="cannot be started: Is a directory"):
             process.start(["--config", "{}"], files, {}, foreground=False)
         assert os.listdir("/proc/self/fd") == before
+
+
+@pytest.mark.parametrize("attached", [False, True])
+def test_an_error_names_the_log_of_a_process_that_has_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attached: bool
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/true")
+    log = tmp_path / "mount.log"
+    child, talk = process.spawn([], log, {}, attached=attached)
+    with pytest.raises(MountError, match="ended at once") as ended_at_once:
+        talk.hear(timeout_s=60.0)
+    talk.close()
+    child.wait()
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "no python"))
+    with pytest.raises(MountError, match="cannot be started") as not_started:
+        process.spawn([], log, {}, attached=attached)
+    named = [str(log) in error.message + error.hint for error in (ended_at_once.value, not_started.value)]
+    assert named == [not attached] * 2
 
 
 def test_what_says_nothing_in_time_is_ended_with_all_it_has_started(
