@@ -37,7 +37,7 @@ HALF_A_DIGIT = 0.5e-6 + 1e-9
 
 
 class FoundLabels(NamedTuple):
-    """What a tool's label files hold, against what they should."""
+    """Compare a tool's label files with the right ones."""
 
     files: int
     boxes: int

@@ -1,4 +1,4 @@
-"""What the benchmarks share: options, a workspace that cleans up, files, rounds, the product behind its CLI, tables.
+"""Shared by benchmarks: options, a workspace that cleans up, files, rounds, the product behind its CLI, tables.
 
 Every benchmark is a script whose tables have columns of one run, in rounds that alternate. Run one at a time on a quiet
 machine, as root (the page cache is dropped). Where a number depends on the machine, look at the ratio.
@@ -71,7 +71,7 @@ class Workspace:
     def __init__(self, parent: Path | None) -> None:
         self.path = Path(tempfile.mkdtemp(prefix="datacache-bench-", dir=parent))
         self.stack = contextlib.ExitStack()
-        """What is closed at the end."""
+        """Everything to be closed at the end."""
         self._homes: list[Home] = []
 
     def __enter__(self) -> Workspace:

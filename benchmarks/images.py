@@ -32,7 +32,7 @@ _DRAWN = 64
 
 
 class PhotographKind(NamedTuple):
-    """What images are drawn; its name is about the mean size of their files."""
+    """The kind of images that are drawn; its name is about the mean size of their files."""
 
     name: str
     width: int

@@ -1,4 +1,4 @@
-"""What we are compared with: rclone mount and s3fs-fuse, bare obstore, and libraries in virtual environments."""
+"""The systems compared with: rclone mount and s3fs-fuse, bare obstore, and libraries in virtual environments."""
 
 from __future__ import annotations
 
@@ -109,9 +109,9 @@ class Peer(NamedTuple):
     name: str
     version: str
     also: tuple[str, ...] = ()
-    """What else it needs to work as it is meant to."""
+    """Other packages that it needs."""
     first: tuple[str, ...] = ()
-    """What is installed before it, in a version that it must leave alone."""
+    """Packages that are installed before it, in a version that it must leave alone."""
 
     def __str__(self) -> str:
         return f"{self.name} {self.version}"

@@ -1,4 +1,4 @@
-"""What commands and processes cost: seconds, CPU time and memory, with all that they start.
+"""The cost of commands and processes: seconds, CPU time and memory, with all that they start.
 
 CPU time is what the kernel accounted to the process and the children it waited for (wait4(2)). Memory is sampled:
 resident sets of the process and its descendants are added up (proc(5)), pages they share counted once for each.
@@ -23,7 +23,7 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, kw_only=True)
 class CommandUsage:
-    """What one run of a command cost."""
+    """The cost of one run of a command."""
 
     seconds: float
     cpu_s: float

@@ -1,4 +1,4 @@
-"""The same task in four tools: the boxes of a VOC folder as YOLO label files, images left where they are.
+"""Do one task in four tools: the boxes of a VOC folder as YOLO label files, images left where they are.
 
 `convert` runs it in a process of its own, each peer by the Python of its own environment:
 `PYTHON -P voc_to_yolo.py TOOL FOLDER OUT`. So it imports nothing of ours, and a tool's library only for that tool.

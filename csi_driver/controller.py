@@ -65,7 +65,7 @@ class ControllerService:
         self._settings, self._api, self._rules = settings, api, rules
         self._catalog = open_catalog(settings)
         self._room = threading.Lock()
-        """What is left of the classes' capacities: from counting it until what is given away is in the catalog. The
+        """The rest of the classes' capacities: from counting it until what is given away is in the catalog. The
         leaders of the provisioner and of the resizer may be in two pods: what these give in the same moment is seen by
         whoever comes next."""
 

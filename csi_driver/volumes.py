@@ -33,18 +33,18 @@ from datacache.store.urls import split_url
 from fuse_mount import ACKS
 
 KUBERNETES = "csi.storage.k8s.io/"
-"""What Kubernetes and its sidecars add to parameters and attributes begins with this."""
+"""The prefix of parameters and attributes that Kubernetes and its sidecars add."""
 PVC_NAME, PVC_NAMESPACE = f"{KUBERNETES}pvc/name", f"{KUBERNETES}pvc/namespace"
 POD_NAMES = {name: f"{KUBERNETES}pod.{name}" for name in ("namespace", "name", "uid")}
 """Which pod a volume is published for (CSIDriver.spec.podInfoOnMount)."""
 EPHEMERAL = f"{KUBERNETES}ephemeral"
 
 PARAMETERS = ("dataset", "bucket", "warm", "pin", "subpath")
-"""What a user says of a volume; annotations are these with `datacache.io/` before them."""
+"""Parameters of a volume that a user sets; annotations are these with `datacache.io/` before them."""
 CAPACITY = "capacity"
-"""What only a StorageClass says, of all its bucket volumes together."""
+"""Parameters that only a StorageClass has, for all its bucket volumes together."""
 _NOTED = ("asked", "namespace", "quota", "credentials")
-"""What the controller notes in a PV besides."""
+"""Attributes that the controller adds to a PV."""
 _FIELDS = ("asked", "namespace", "credentials")
 _IGNORED = ("storage.kubernetes.io/csiProvisionerIdentity",)
 
@@ -219,7 +219,7 @@ PREFIX = f"{DRIVER_NAME}/"
 """Of our annotations."""
 _ANNOTATIONS = tuple(PREFIX + name for name in PARAMETERS)
 PLACE = re.compile(r"\$\{([^}]*)\}")
-"""What stands for something of the PVC's in a bucket's URL."""
+"""A placeholder in a bucket's URL for a field of the PVC."""
 
 
 class Asked(NamedTuple):
@@ -227,7 +227,7 @@ class Asked(NamedTuple):
 
     spec: VolumeSpec
     own_bucket: bool
-    """Whether the PVC itself names the bucket: then it is to be found out whether it may."""
+    """True if the PVC itself names the bucket: then its right to do so is checked."""
     own_pin: bool = False
     """True if the PVC itself asks to pin, and its class does not: likewise."""
 

@@ -85,7 +85,7 @@ class Settings:
     store_timeout_s: float = 30.0
     """How long one request to a store may take, and how long an unavailable store is retried."""
     prefetch: bool = True
-    """Whether the first read of a snapshot that fits starts a background warm-up."""
+    """True if the first read of a snapshot that fits starts a background warm-up."""
     check_md5: bool = True
     """True if an object that comes whole, and that a store has no better checksum of, is checked against an ETag that
     looks like an MD5."""

@@ -1,4 +1,4 @@
-"""What commands are made with: `command`, types and groups of options; and the `App` that each is given first.
+"""The parts of commands: `command`, types and groups of options; and the `App` that each is given first.
 
 One thread. `datacache.api` and `fuse_mount` may be imported at the top of a command's module: they import their parts
 when they are first used.

@@ -63,7 +63,7 @@ def render(values: dict[str, Any], *, namespace: str = RELEASE) -> dict[str, lis
 
 
 def render_texts(values: dict[str, Any], *, namespace: str = RELEASE) -> dict[str, str]:
-    """What each template gives, NOTES.txt too, by the template's name."""
+    """Return the output of each template, NOTES.txt too, by the template's name."""
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))
     data = {
         "Values": values,

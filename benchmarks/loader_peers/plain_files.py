@@ -25,7 +25,7 @@ class PlainFiles(Dataset):
 
 
 class DecodedFiles(Dataset):
-    """The same decoded."""
+    """Read and decode images from plain files."""
 
     def __init__(self, files: PlainFiles, size: int) -> None:
         from benchmarks.loader_peers.bare_decode import decoded

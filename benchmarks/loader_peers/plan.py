@@ -1,4 +1,4 @@
-"""What a contender is told, and what is counted of the batches it gives. Imported in every peer's environment: the
+"""The task of a contender, and the counts of the batches it gives. Imported in every peer's environment: the
 standard library only.
 """
 

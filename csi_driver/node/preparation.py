@@ -1,4 +1,4 @@
-"""What a volume needs on a node before it can be shown, and what is undone when nothing shows it any more.
+"""Prepare a volume on a node before it is shown, and undo that when nothing shows it any more.
 
 Used by `node`, with the volume's lock held, and by `mender`. In order: which snapshot it is, whether it may be had,
 credentials, the shared mount, pin and warm-up. The record is written before each; every step can be made again. Any

@@ -1,4 +1,4 @@
-"""What this node knows of its volumes: one small file each, written before anything is mounted for it.
+"""This node's records of its volumes: one small file each, written before anything is mounted for it.
 
     <home>/csi/volumes/<hash>.json   a volume: what it is, where it is staged and published
     <home>/csi/locks/<hash>.lock     held by whoever works on the volume, or on the mount that it shares
@@ -60,7 +60,7 @@ class PublishedTarget:
     read_only: bool
     noexec: bool = False
     mended: str = ""
-    """What befell it since it was published; '' for nothing."""
+    """A problem since it was published; '' for none."""
     told: bool = False
     """True if an Event on the pod says so."""
     pod: dict[str, str] = field(default_factory=dict)
@@ -84,9 +84,9 @@ class NodeVolume:
     """Where it is staged; '' for nowhere."""
     targets: tuple[PublishedTarget, ...] = ()
     credentials: bool = False
-    """Whether it brought store credentials along."""
+    """True if it brought store credentials along."""
     pinned: bool = False
-    """Whether its snapshot was pinned for it."""
+    """True if its snapshot was pinned for it."""
     quota_bytes: int = 0
     resting: bool = False
     """True if its mount was ended while it is staged: no pod has it, and another mount was in need of the bucket."""

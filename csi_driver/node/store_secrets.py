@@ -29,7 +29,7 @@ from datacache.store.s3.access import endpoint_of, store_options
 from datacache.store.urls import split_url
 
 _OWNER = "csi-volume "
-"""What the owner of a volume's credentials begins with."""
+"""The beginning of each owner of a volume's credentials."""
 _NOWHERE = Path("/nonexistent")
 """A folder without credentials of volumes (FHS: it never exists)."""
 _LOOKED_AT = 1_000_000

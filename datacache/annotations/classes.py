@@ -23,7 +23,7 @@ _ENCODINGS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (
 
 
 class DataYaml(NamedTuple):
-    """What the `data.yaml` of an Ultralytics data set says."""
+    """The contents of the `data.yaml` of an Ultralytics data set."""
 
     classes: tuple[str, ...]
     """By id. An id that the file leaves out is called `class_7`."""

@@ -20,7 +20,7 @@ from datacache.core.errors import BrokenImageError
 
 
 class ImageHeader(NamedTuple):
-    """What the header says. `width` and `height` are those of the stored pixels."""
+    """The contents of a header. `width` and `height` are those of the stored pixels."""
 
     format: str
     """`jpeg`, `png`, `gif`, `bmp`, `webp` or `tiff`."""
@@ -29,7 +29,7 @@ class ImageHeader(NamedTuple):
     orientation: int = 1
     """As in EXIF: 1 is upright, 2 to 8 are mirrored and turned; 5 to 8 swap the sides."""
     complete: bool = True
-    """Whether the end of the image is there too."""
+    """True if the end of the image is there, too."""
     goes_on: bool = False
     """True if a JPEG's last two bytes are others than its end marker: something stands behind the image."""
 

@@ -146,7 +146,7 @@ class ClassList(NamedTuple):
     """Labels have keypoints after their boxes: see `yolo.parse`."""
     problems: tuple[Problem, ...] = ()
     given: bool = False
-    """They are those that were given, since the data set's own do not serve."""
+    """True if classes were given because the data set's own do not serve."""
 
 
 def detect(manifest: Manifest, read: Read, *, format: str | None = None) -> Layout:

@@ -50,7 +50,7 @@ class Box(NamedTuple):
     truncated: bool = False
     occluded: bool = False
     attributes: tuple[tuple[str, str], ...] = ()
-    """What else the file says of it (pose, a tool's own attributes), sorted by name."""
+    """Other attributes in the file (pose, a tool's own), sorted by name."""
     line: int = 0
     """Where in its file it begins, counted from 1; 0 where that is not known."""
 
@@ -73,7 +73,7 @@ class Problem(NamedTuple):
     """One thing that was not as it should be. Under `--strict` what is repaired or skipped is an error."""
 
     code: str
-    """What it is, for machines and for the table in docs/ANNOTATIONS.md: `box-outside`, `size-wrong`, …"""
+    """The kind of problem, for machines and for the table in docs/ANNOTATIONS.md: `box-outside`, `size-wrong`, …"""
     action: Action
     """`repaired`: mended, and what was kept is right. `skipped`: left out. `noted`: kept as it is."""
     file: str
@@ -81,11 +81,11 @@ class Problem(NamedTuple):
     line: int
     """The line, counted from 1; 0 where a line makes no sense."""
     message: str
-    """What is wrong and what was done, in a sentence that quotes the value."""
+    """The problem and its treatment, in a sentence that quotes the value."""
 
 
 class Draft(NamedTuple):
-    """What a reader found for one image, not yet checked against the image: sizes may be wrong or missing, coordinates
+    """One image as a reader found it, not yet checked against the image: sizes may be wrong or missing, coordinates
     may be reversed, outside, `nan` or infinite."""
 
     file: str
@@ -101,7 +101,7 @@ class Draft(NamedTuple):
 
 
 class DraftFile(NamedTuple):
-    """What a reader found in a file that speaks of many images (COCO, keras-yolo3)."""
+    """The contents of a file about many images (COCO, keras-yolo3)."""
 
     images: list[tuple[Draft, list[Problem]]]
     """An image is there once, however often the file names it by the same text."""

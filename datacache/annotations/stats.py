@@ -1,4 +1,4 @@
-"""What a data set looks like: classes, boxes per image, sizes of images and boxes, and what is wrong with it.
+"""Statistics of a data set: classes, boxes per image, sizes of images and boxes, and what is wrong with it.
 
 Collected in one pass over the annotation table, a range at a time. Used by `dsctl stats`, `dsctl snapshot show --stats`
 and `plot`. Any thread.
@@ -44,7 +44,7 @@ class ClassCount(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Statistics:
-    """What a data set looks like."""
+    """The statistics of a data set."""
 
     images: int
     with_objects: int
@@ -67,7 +67,7 @@ class Statistics:
     box_sizes: Mapping[str, int]
     """`small` (less than 1 % of the image), `medium`, `large` (10 % and more) → boxes."""
     coco_sizes: Mapping[str, int]
-    """The same as COCO has it: below 32² and below 96² pixels."""
+    """Boxes by COCO's sizes: below 32² and below 96² pixels."""
     box_areas: Sequence[int]
     """Boxes in each bin of `AREA_EDGES`; what lies outside is in the first or last."""
     box_aspects: Sequence[int]

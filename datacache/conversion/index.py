@@ -57,7 +57,7 @@ class Reading:
     format: str | None = None
     """None: as the files look."""
     origin: int = 0
-    """What the first pixel of Pascal VOC is called; see `voc`."""
+    """The coordinate of the first pixel in Pascal VOC; see `voc`."""
     trust_sizes: bool = False
     """Take images' sizes from the annotations, where they give them, and open no image."""
     decode: bool = False

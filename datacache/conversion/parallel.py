@@ -27,7 +27,7 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 class Worker(Protocol[_T_contra, _R_co]):
-    """What does the work: made in the parent, used where the work is done. It needs no pickling."""
+    """The worker's code: made in the parent, used where the work is done, never pickled."""
 
     def work(self, task: _T_contra, /) -> _R_co:
         """Return the result of one task."""

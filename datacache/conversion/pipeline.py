@@ -33,7 +33,7 @@ from datacache.manifest.model import Entry, Lineage, Naming, SnapshotRecord, Sou
 from datacache.reader.snapshot import Snapshot
 
 Progress = Callable[[str, int, int], None]
-"""What is being done, how many images of how many."""
+"""Step, images done, images in all."""
 _SHOWN = 10
 _IMAGE_FOLDERS = frozenset({"jpegimages", "images", "obj_train_data"})
 _UNANNOTATED_HINT = "--keep-unannotated takes images that have no annotation."
@@ -46,7 +46,7 @@ _BARE_HINT = (
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What a conversion is asked for."""
+    """The request for a conversion."""
 
     to: str
     naming: Naming

@@ -45,14 +45,14 @@ _SPELLINGS: Final = {
 }
 _SPLITS: Final = tuple(_SPELLINGS)
 Said = tuple[Draft, tuple[Problem, ...]]
-"""What is said of one image, and what was wrong with it."""
+"""The annotation of one image, and its problems."""
 
 WHOLE: Final = 2
 """The image has the whole name, in a folder that the file's names may be relative to."""
 END: Final = 1
 """The image has the end of the name, with a folder at least: the name is a path on another machine."""
 BY_NAME: Final = 0
-"""It has the name's last part alone."""
+"""For a name's last part alone."""
 
 
 class Named(NamedTuple):
@@ -267,7 +267,7 @@ _LEFTOVERS_LIMIT = 200_000
 
 
 class Part(NamedTuple):
-    """What to read of a row: all of it, a part of it, or of a large one only its beginning and end (an image's header
+    """The bytes of a row to read: all, a part, or of a large one only its beginning and end (an image's header
     and end)."""
 
     row: int
@@ -289,7 +289,7 @@ class Item(NamedTuple):
     rivals: tuple[bytes, ...] = ()
     """The images that the annotation fits, where they are several."""
     draft: Said | None = None
-    """What a file of many says of it: all, or beside an annotation of its own the labels of the whole image."""
+    """A shared file's part of the annotation: all, or beside an annotation of its own the labels of the whole image."""
 
 
 class AnnotationSource:

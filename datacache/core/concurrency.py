@@ -1,4 +1,4 @@
-"""What happens after `fork()` is decided here: DataLoader workers fork, and so does everybody who uses them.
+"""Decide what happens after `fork()`: DataLoader workers fork, and so does everybody who uses them.
 
 Calls spread over threads, results in order, bounded in number and in bytes.
 

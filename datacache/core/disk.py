@@ -1,4 +1,4 @@
-"""What every part that makes things durable does to files: all of a write, names that survive a power loss, mapping.
+"""Durable files, for every part that makes some: all of a write, names that survive a power loss, mapping.
 
 Pure system calls; they raise what the kernel says. Any thread.
 """

@@ -22,7 +22,7 @@ class DatacacheError(Exception):
 
     @property
     def hint(self) -> str:
-        """What to do next; '' for nothing. A traceback shows it, too."""
+        """The next step for the user; '' for none. A traceback shows it, too."""
         return self._hint
 
     @hint.setter
@@ -189,7 +189,7 @@ class ConversionError(DatacacheError):
 
 
 class ImportFailedError(DatacacheError):
-    """What was to be imported cannot be taken as it is (lines that failed, an archive that is damaged or unsafe), and
+    """An import cannot be taken as it is (lines that failed, an archive that is damaged or unsafe), and
     nothing was committed. `failures` says how many lines."""
 
     def __init__(self, message: str, *, failures: int = 0, hint: str = "") -> None:
@@ -280,7 +280,7 @@ class QuotaError(DatacacheError, OSError):
 
 
 class UploadError(DatacacheError):
-    """What was acknowledged is not in the bucket (yet). `failures` says why, for each key that was tried."""
+    """Acknowledged files are not in the bucket (yet). `failures` says why, for each key that was tried."""
 
     def __init__(self, message: str, *, failures: Sequence[Any] = (), hint: str = "") -> None:
         super().__init__(message, hint=hint)

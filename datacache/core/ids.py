@@ -1,4 +1,4 @@
-"""What an object is, how it is cut into blocks, and the ids of both.
+"""Objects, the blocks they are cut into, and the ids of both.
 
 An object's id is made of what the snapshot recorded about it, so the same object has the same id in every snapshot, on
 every node, and an object that changed has another one: a block found under an id can only hold that object's bytes.

@@ -63,7 +63,7 @@ class FetchStats:
     """How long successful gets of stores took: in all, and how many of them up to each of `LATENCY_BOUNDS_S`."""
     wait_s: float = 0.0
     wait_counts: list[int] = field(default_factory=lambda: [0] * (len(LATENCY_BOUNDS_S) + 1))
-    """The same for how long readers waited for blocks that were not here."""
+    """Histogram of the time that readers waited for blocks that were not here."""
 
 
 class _Wanted(NamedTuple):

@@ -95,7 +95,7 @@ class _Kept:
 
 
 def is_connected(fd: int) -> bool:
-    """Whether the kernel still serves a descriptor of /dev/fuse: POLLERR says that the mount is gone. Reads nothing."""
+    """Tell whether the kernel serves a descriptor of /dev/fuse (POLLERR: the mount is gone). Read nothing from it."""
     poll = select.poll()
     poll.register(fd, 0)
     return not any(events & _GONE_EVENTS for _, events in poll.poll(0))

@@ -35,7 +35,7 @@ COMMAND = "import-export"
 TINY_IMAGE_BYTES = 16 * 2**10
 """An image up to this size is packed like a label; a catalog is no place for larger ones."""
 _OTHER_BYTES = 2**20
-"""The same for videos, point clouds and whatever else is no annotation: there may be many."""
+"""The limit for videos, point clouds and other files without annotations: there may be many."""
 _ANNOTATIONS = (b".json", b".jsonl", b".xml", b".txt", b".csv", b".yaml", b".yml")
 _THREADS = 32
 _IN_FLIGHT_BYTES = 256 * 2**20
@@ -57,7 +57,7 @@ class ExportOptions:
 
 
 class ImportedExport(NamedTuple):
-    """What an import made."""
+    """The result of an import."""
 
     record: SnapshotRecord
     files: int
@@ -69,7 +69,7 @@ class ImportedExport(NamedTuple):
     replaced: int
     """Images of the other snapshot that are not taken, because the export has a file of that path."""
     passed_over: int
-    """What desktops leave behind: `__MACOSX`, `.DS_Store`, `Thumbs.db`."""
+    """Names of files that desktops leave behind: `__MACOSX`, `.DS_Store`, `Thumbs.db`."""
     leading: str
     """The folders that were taken off, or ''."""
 

@@ -35,10 +35,10 @@ class Failure(NamedTuple):
     path: str
     """Where it was to go; '' where that is not known."""
     code: str
-    """What went wrong, for machines: `json`, `field`, `url`, `path`, `duplicate`, `not-found`, `access`, `changed`,
+    """The kind of failure, for machines: `json`, `field`, `url`, `path`, `duplicate`, `not-found`, `access`, `changed`,
     `unavailable`, `too-large`, `too-slow`, `store`."""
     reason: str
-    """The same in a sentence."""
+    """The failure in a sentence."""
 
     def as_json(self) -> dict[str, Any]:
         """Return a line of a report."""

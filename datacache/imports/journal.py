@@ -1,4 +1,4 @@
-"""What an import has done so far, so that one that was killed goes on where it was.
+"""The journal of an import, so that one that was killed goes on where it was.
 
 A file under `{home}/imports/`, one for each file, data set and set of options. `jsonl` adds a record when a copy is
 made and removes the file after the commit; nobody else reads it. A record is one line, JSON and its checksum:

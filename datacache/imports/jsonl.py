@@ -53,7 +53,7 @@ from datacache.store.open import Stores
 
 COMMAND = "import-jsonl"
 IN_FLIGHT_BYTES = 256 << 20
-"""What all threads together may hold of objects that are being copied; a larger object is copied alone."""
+"""Bytes that all threads together may hold of objects being copied; a larger object is copied alone."""
 _PAGES = (".html", ".htm", ".xhtml")
 MAX_CONCURRENCY = 256
 """More would run into the usual limit of 1,024 open files, and help no server."""
@@ -71,7 +71,7 @@ class JsonlOptions:
     concurrency: int = 0
     """Lines at a time, at most `MAX_CONCURRENCY`; 0 for the setting."""
     max_object_bytes: int = MAX_OBJECT_BYTES
-    """What an object may have that is copied. A reference costs nothing, so its size is not limited."""
+    """The most bytes of an object that is copied. A reference costs nothing, so its size is not limited."""
     object_timeout_s: float = 300.0
     skip_failed: bool = False
     """Commit without the lines that fail."""
@@ -95,7 +95,7 @@ class JsonlProgress(NamedTuple):
 
 
 class ImportedLines(NamedTuple):
-    """What an import made."""
+    """The result of an import."""
 
     record: SnapshotRecord
     lines: int

@@ -47,7 +47,7 @@ class Line(NamedTuple):
     """`WEB`, or the store's URL."""
     key: str
     fields: bytes
-    """What else the line says, as JSON without the braces; b'' where it was put aside."""
+    """The line's other fields, as JSON without the braces; b'' where it was put aside."""
     aside: tuple[int, int] = (0, 0)
     """Where they lie that were put aside: offset and length."""
 
@@ -69,7 +69,7 @@ class LinesFile:
         self.name = "-" if str(file) == "-" else str(Path(file).expanduser().absolute())
         self._file = _open(self.name)
         self.base = os.getcwd() if self.name == "-" else os.path.dirname(self.name)
-        """What relative paths in it are relative to."""
+        """The base of relative paths in it."""
         try:
             self.content = content_hash(self._file)
         except OSError as exc:

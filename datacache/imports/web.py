@@ -44,7 +44,7 @@ comes. A million lines of a server that is gone would take days otherwise."""
 
 
 class Request(NamedTuple):
-    """What is asked for, and within which bounds."""
+    """A request, and its bounds."""
 
     url: str
     shown: str
@@ -53,15 +53,15 @@ class Request(NamedTuple):
     """Holds the size of the body, for the caller to give back."""
     max_bytes: int
     stop: Callable[[], bool]
-    """Whether to give up."""
+    """Tells whether to give up."""
 
 
 class Body(NamedTuple):
-    """What a server sent."""
+    """The answer of a server."""
 
     data: bytes
     is_page: bool
-    """Whether the server calls it a web page and it looks like one: what many send in place of a file that is gone."""
+    """Tell whether this is a web page by its type and its bytes: many servers send one for a file that is gone."""
 
 
 class _BusyError(StoreUnavailableError):

@@ -1,4 +1,4 @@
-"""What `SnapshotDataset` and `ShardDataset` have in common: samples by number, one or a whole batch, decoded or raw.
+"""The common part of `SnapshotDataset` and `ShardDataset`: samples by number, one or a whole batch, decoded or raw.
 
 Needs PyTorch. A dataset is read-only but for its count of skipped samples: any thread, workers made by `fork` or
 `spawn`, and pickled. It keeps nothing of what it has read, and what it gives is the caller's own: no view of cached

@@ -38,7 +38,7 @@ class DevicePrefetcher:
             device = "cuda" if torch.cuda.is_available() else "cpu"
         self.device = torch.device(device)
         self._stream: Any = None
-        """What copies run on, where the device has streams."""
+        """The stream for copies, where the device has streams."""
         if self.device.type == "cuda":
             index = self.device.index
             self.device = torch.device("cuda", torch.cuda.current_device() if index is None else index)

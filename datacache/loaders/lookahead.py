@@ -35,7 +35,7 @@ _RETRY_S = 30.0
 
 
 class PlanSource(NamedTuple):
-    """What the rows of a plan are rows of: a catalog snapshot's manifest, or `refs` where there is no such snapshot."""
+    """The source of a plan's rows: a catalog snapshot's manifest, or `refs` where there is no such snapshot."""
 
     dataset: str
     """Under which name the tiers keep the blocks."""
@@ -45,7 +45,7 @@ class PlanSource(NamedTuple):
 
 
 class Plannable(Protocol):
-    """What a dataset says so that its order can be published. Called in a thread of its own; must not wait for data."""
+    """A dataset whose order can be published. Called in a thread of its own; must not wait for data."""
 
     def plan_source(self) -> PlanSource | None:
         """Return where samples are read from; None where there is nothing to fetch, such as plain local files."""

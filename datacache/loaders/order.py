@@ -161,7 +161,7 @@ class EpochOrder:
 
 
 class RankOrder:
-    """What one rank takes of what `stages` have left of an epoch.
+    """One rank's share of what `stages` have left of an epoch.
 
     `even` says what is done where the samples cannot be divided by the number of ranks: "pad": the last ranks repeat
     the first samples of what is left, so that all have the same number (as PyTorch's DistributedSampler does it);

@@ -100,7 +100,7 @@ def is_empty(samples: Any) -> bool:
 
 
 class Nothing:
-    """What comes instead of a batch of which all samples were skipped."""
+    """The stand-in for a batch of which all samples were skipped."""
 
     __slots__ = ()
 

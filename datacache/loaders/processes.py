@@ -1,4 +1,4 @@
-"""What a loading process is and has: its processors, its rank, and the C library's memory. Any thread; no PyTorch."""
+"""The loading process: its processors, its rank, and the C library's memory. Any thread; no PyTorch."""
 
 from __future__ import annotations
 

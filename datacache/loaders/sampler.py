@@ -188,7 +188,7 @@ def _plannable(dataset: Any) -> Any:
 
 
 class _PartPlan:
-    """What a torch.utils.data.Subset, or one of one, reads of a dataset."""
+    """The plan of a torch.utils.data.Subset of a dataset, or of a subset of one."""
 
     def __init__(self, dataset: Any, indices: Sequence[Any]) -> None:
         """`indices`: of the outermost first."""

@@ -118,7 +118,7 @@ class Selection:
     ids: bytes
     """Of their objects, one after another."""
     kind: str | None
-    """What targets are: `detection`, `classification`, `path`, or None for none."""
+    """The kind of targets: `detection`, `classification`, `path`, or None for none."""
     targets: BoxColumns | ClassColumn | None = None
 
     @property

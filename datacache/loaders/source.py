@@ -62,7 +62,7 @@ class SampleSource:
 
     def __init__(self, sizes: NDArray[np.int64], kind: str | None, classes: tuple[str, ...] = ()) -> None:
         self.kind = kind
-        """What targets are: `detection`, `classification`, `path`, or None for none."""
+        """The kind of targets: `detection`, `classification`, `path`, or None for none."""
         self.classes = classes
         """The names of class ids."""
         self._sizes = sizes

@@ -184,7 +184,7 @@ class _Folder:
         return f"{next(self._numbers):06d}-{last}"
 
     def link(self, fd: int, name: str) -> bool:
-        """Whether an open file has this name now, too."""
+        """Tell whether an open file has this name now, too."""
         try:
             # By its descriptor: its name may be another file's by now. Without dst_dir_fd os.link follows no link.
             os.link(f"/proc/self/fd/{fd}", name, dst_dir_fd=self._fd, follow_symlinks=True)

@@ -23,7 +23,7 @@ PROBE_PREFIX = ".datacache-probe-"
 """The beginning of names of objects that a store is tried out on. They are deleted at once, unless a kill comes
 first."""
 PROBE_BYTES = 8
-"""They have so many bytes at most."""
+"""The most bytes that they have."""
 _PROBE = re.compile(re.escape(PROBE_PREFIX) + "[0-9a-f]{16}")
 
 

@@ -66,7 +66,7 @@ _EXPORT_ONLY = ("images", "limits")
 
 
 class Imported(NamedTuple):
-    """What `snapshot create` prints of an import."""
+    """Print an import, for `snapshot create`."""
 
     record: api.SnapshotRecord
     value: dict[str, Any]

@@ -34,7 +34,7 @@ _KNOWN: Final = re.compile(
     r"utf-8|ascii|iso8859-\d+|cp\d+|koi8-[rtu]|mac-\w+|big5\w*|euc_\w+|shift_jis\w*|iso2022_\w+|johab|tis-620|ptcp154"
     r"|kz1048|hp-roman8"
 )
-"""What Python calls the encodings that files are in. Others of its codecs are compressors, escapes and puzzles."""
+"""Python's names of the encodings that files are in. Others of its codecs are compressors, escapes and puzzles."""
 
 
 def decode(data: bytes, file: str) -> tuple[str, Problem | None]:

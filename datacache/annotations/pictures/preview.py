@@ -151,7 +151,7 @@ def _draw_broken(pen: ImageDraw, area: Rectangle, reason: str) -> None:
 
 
 class _Item(NamedTuple):
-    """What the legend explains, and where it stands."""
+    """The legend's entries, and its place."""
 
     text: str
     colour: RGB

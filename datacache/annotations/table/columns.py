@@ -117,14 +117,14 @@ class ColumnReader:
         return [data[a:b] for a, b in pairwise(accumulate(lengths, initial=0))]
 
     def texts(self, column: int, count: int) -> list[str]:
-        """The same as texts."""
+        """Return the values as texts."""
         try:
             return [value.decode("utf-8", "surrogatepass") for value in self.raw(column, count)]
         except UnicodeDecodeError as exc:
             raise CorruptManifestError(f"column {column} of the annotation table is damaged") from exc
 
     def is_floats(self, column: int) -> bool:
-        """Whether a column holds doubles."""
+        """Tell whether a column holds doubles."""
         return self._column(column)[0] == _FLOATS
 
     def _column(self, number: int) -> tuple[int, memoryview]:

@@ -89,7 +89,7 @@ class EncodedRange(NamedTuple):
 
 
 class ImageSummary(NamedTuple):
-    """What a query knows of an image."""
+    """The facts about an image that a query can ask for."""
 
     path: str
     width: int

@@ -32,7 +32,7 @@ _POLL_S = 0.2
 """How soon a `stop` is noticed while there is nothing to do."""
 
 _OUTAGES = (StoreUnavailableError, StoreAccessError, CatalogUnavailableError, DaemonError)
-"""What is no fault of the samples that were read when it happened."""
+"""Errors that are no fault of the samples being read."""
 
 _log = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ _Pieces = list[tuple[HeldTask, int]]
 
 
 class _Batch(NamedTuple):
-    """What a batch under way is made of: pieces of tasks. `dropped` are those left out behind it (`drop_last`)."""
+    """The parts of a batch under way: pieces of tasks. `dropped` are those left out behind it (`drop_last`)."""
 
     pieces: _Pieces
     dropped: _Pieces
@@ -137,7 +137,7 @@ class ElasticDataset:
         self._reading: Any = None
         """The DataLoader's iterator."""
         self._trouble: Exception | None = None
-        """What the queue raised while the DataLoader asked for samples: raised when it has given what is under way."""
+        """The error of the queue while the DataLoader asked for samples: raised when it has given what is under way."""
         # Runs at the exit of the interpreter, too; not where the process is killed.
         self._finalizer = weakref.finalize(self, HeldTasks.close, self._held)
 
@@ -369,7 +369,7 @@ def _init_worker(training_pid: int, then: Callable[[int], None] | None, worker: 
 
 
 class _Sampler:
-    """What the DataLoader asks for batches."""
+    """The object that a DataLoader asks for batches."""
 
     def __init__(self, elastic: ElasticDataset) -> None:
         self._elastic = elastic

@@ -43,7 +43,7 @@ class HeldTask:
     heard_s: float = 0.0
     """When the database last heard of it (monotonic)."""
     lost: bool = False
-    """It is not held any more: done, given back, or leased to somebody else. Nothing of it is reported."""
+    """True once it is done, given back, or leased to another worker: nothing of it is reported then."""
     in_use: bool = False
     """The training is at a batch with records of it."""
 

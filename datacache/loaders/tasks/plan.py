@@ -1,4 +1,4 @@
-"""What a queue of tasks is made of: its parameters, the cutting of spans into tasks, and their order.
+"""The plan of a queue of tasks: its parameters, the cutting of spans into tasks, and their order.
 
 Pure functions, used by `queue`, and the values that a task queue and its workers hand to and fro. The same plan,
 parameters and epoch give the same tasks in the same places on every machine: several workers may make the tasks of an
@@ -24,7 +24,7 @@ from datacache.loaders.order import Permutation, derive_key
 _PLAN_LIMIT_BYTES = 8 * 2**20
 """Packed. A plan is kept in one document, of which MongoDB takes 16 MiB."""
 _TASK_ORDER, _RECORD_ORDER = 0x7461736B, 0x7265636F
-"""What two keys are drawn for."""
+"""The purposes of two keys."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,7 @@ class TaskParameters:
     """How a queue works; fixed when it is created. `UsageError` for values that make no sense."""
 
     dataset: str = ""
-    """What it is made of, for people: `faces@v3`, a URL."""
+    """Its source, for people: `faces@v3`, a URL."""
     records: int = 1024
     """The most of one task: what a worker that dies has others repeat at most."""
     epochs: int = 1
@@ -171,7 +171,7 @@ class Task:
     lease: Leased
     lease_s: float
     key: int | None
-    """What the order of its records is drawn with; None: as they lie."""
+    """The key of the order of its records; None: as they lie."""
     position: int
 
     @property

@@ -60,7 +60,7 @@ class TaskStatus(NamedTuple):
 
     @property
     def finished(self) -> bool:
-        """Whether all epochs are over, every task done or listed as failed."""
+        """True once all epochs are over, every task done or listed as failed."""
         last = self.epoch + 1 == self.parameters.epochs
         ended = sum(self.counts[state].tasks for state in ("done", "failed") if state in self.counts)
         return last and ended == self.parameters.tasks and not self.doing

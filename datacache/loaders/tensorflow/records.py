@@ -37,7 +37,7 @@ _MIXED_SHARDS = 4
 """Shards that a shuffle reads at a time."""
 _BUFFER_BYTES = 128 * 2**20
 _BUFFER_SAMPLES = 4096
-"""What a shuffle chooses from, at most."""
+"""The most records that a shuffle chooses from."""
 _READ_BYTES = 2**20
 _ALL_BLOCKS = 2**31
 """As a plan's number of blocks: more than any object has."""

@@ -66,7 +66,7 @@ def share(part: float, whole: float) -> float:
 
 @dataclass(frozen=True, repr=False)
 class Report:
-    """What a stretch shows. `str()` gives the text."""
+    """The findings about a stretch. `str()` gives the text."""
 
     stretch: Stretch
     bottleneck: Bottleneck

@@ -30,7 +30,7 @@ Batch = list[tuple[int, Entry]]
 
 @dataclass(frozen=True, kw_only=True)
 class Exported:
-    """What an export did."""
+    """The result of an export."""
 
     ref: str
     """`dataset@id`, the whole id."""

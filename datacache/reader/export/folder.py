@@ -55,7 +55,7 @@ class Folder:
         another export at the moment."""
         self.path, self._tree, self._is_there = path, tree, is_there
         self.resumed = False
-        """Whether an unfinished export goes on: what differs from the snapshot is its own and may be replaced."""
+        """True if an unfinished export goes on: files that differ from the snapshot are its own and may be replaced."""
         self._numbers = itertools.count()
         more = b""  # names that the snapshot does not have; it may, as somebody's snapshot of an export
         while any(tree.child(b"", name + more) is not None for name in (_STATE, _DONE)):
