@@ -18,7 +18,7 @@ run mypy
 run lint-imports --no-logo
 run python scripts/check_package.py
 NO_MKDOCS_2_WARNING=1 run mkdocs build --strict --quiet
-# Three at a time, as tests wait for servers and processes more than they compute; then those that want to be alone.
+# Four at a time, as tests wait for servers and processes more than they compute; then those that want to be alone.
 # 5 says that the arguments name none of these.
-run pytest -q -n 3 --dist worksteal -m "${fast}not alone" "$@" || [ $? = 5 ]
+run pytest -q -n 4 --dist worksteal -m "${fast}not alone" "$@" || [ $? = 5 ]
 run pytest -q -m "${fast}alone" "$@" || [ $? = 5 ]

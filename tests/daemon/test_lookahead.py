@@ -338,7 +338,7 @@ with open_snapshot("mask@v1", settings) as snapshot:
 
 
 def test_since_when_a_position_stands_still_is_known(tmp_path):
-    file = new_plan_file(tmp_path, 0)
+    file = new_plan_file(tmp_path / "lookahead", 0)  # in a folder that is ours alone, as its parent need not be
     header = PlanHeader(
         id=file.path.name, pid=1, started=1, dataset="d", snapshot="", refs=(), columns=1, items=9, next_items=0
     )
