@@ -126,7 +126,7 @@ def test_a_misspelt_keyword_is_an_error(ref: str, settings: Settings) -> None:
 
 @pytest.mark.parametrize("package", ["datacache", "datacache.api", "fuse_mount"])
 def test_every_name_of_a_front_is_there(package: str) -> None:
-    """They are imported when they are first used, as the imports for type checkers say."""
+    """Import each at its first use, as the imports for type checkers say."""
     module = importlib.import_module(package)
     assert len(module.__all__) > 30
     for name in module.__all__:

@@ -20,7 +20,7 @@ _context = multiprocessing.get_context("forkserver")
 
 
 _ROOMS = ("annotations", "api", "catalog", "conversion", "imports", "manifest", "shards", "store", "loaders/tasks")
-"""What commands import when they need it."""
+"""Modules that commands import when they need them."""
 
 
 def start() -> None:

@@ -29,6 +29,17 @@ def mounted(folder: Path, *arguments: str) -> Iterator[Path]:
         subprocess.run(["umount", folder], check=True)
 
 
+@contextmanager
+def sparse_disk(tmp_path: Path) -> Iterator[tuple[Path, Path]]:
+    """Yield a small tmpfs and a larger ext2 image in it: when the tmpfs is full, the image's writing back fails."""
+    with mounted(tmp_path / "below", "-t", "tmpfs", "-o", "size=4m", "tmpfs") as below:
+        image = below / "disk.img"
+        with image.open("wb") as file:
+            file.truncate(64 << 20)
+        subprocess.run(["mkfs.ext2", "-q", "-b", "4096", "-N", "64", "-m", "0", image], check=True)
+        yield below, image
+
+
 def fill(path: Path, leave: int = 0) -> None:
     """A file that takes all the room but for some bytes."""
     with path.open("wb", buffering=0) as file:
@@ -168,12 +179,7 @@ def test_too_much_waiting_for_a_full_disk_is_refused_but_for_drops(tmp_path: Pat
 
 @promise("After a failed sync, its data is written anew before anything is acknowledged")
 def test_frames_whose_fsync_failed_are_written_anew_to_another_segment(tmp_path: Path) -> None:
-    """An ext2 whose disk is a sparse file on a tmpfs: when that is full, writing back fails."""
-    with mounted(tmp_path / "below", "-t", "tmpfs", "-o", "size=4m", "tmpfs") as below:
-        image = below / "disk.img"
-        with image.open("wb") as file:
-            file.truncate(64 << 20)
-        subprocess.run(["mkfs.ext2", "-q", "-b", "4096", "-N", "64", "-m", "0", image], check=True)
+    with sparse_disk(tmp_path) as (below, image):
         with mounted(tmp_path / "disk", "-o", "loop", str(image)) as disk:
             journal = Journal(disk / "journal", ballast_bytes=0)
             journal.commit(journal.append([Change("first", b"h", b"1" * 9000)]))
@@ -219,12 +225,8 @@ except StagingError:
 
 @promise("After a failed sync, its data is written anew before anything is acknowledged")
 def test_frames_whose_fsync_failed_before_a_kill_are_on_the_disk_after_the_next_start(tmp_path: Path) -> None:
-    """They may be whole in the page cache, which takes them for written."""
-    with mounted(tmp_path / "below", "-t", "tmpfs", "-o", "size=4m", "tmpfs") as below:
-        image = below / "disk.img"
-        with image.open("wb") as file:
-            file.truncate(64 << 20)
-        subprocess.run(["mkfs.ext2", "-q", "-b", "4096", "-N", "64", "-m", "0", image], check=True)
+    """The page cache may hold them whole, and takes them for written."""
+    with sparse_disk(tmp_path) as (below, image):
         with mounted(tmp_path / "disk", "-o", "loop", str(image)) as disk:
             command = [sys.executable, "-c", _FAILED, disk / "journal", below / "filler"]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
