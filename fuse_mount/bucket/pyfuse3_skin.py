@@ -331,7 +331,8 @@ class _Operations(pyfuse3.Operations):  # type: ignore[misc]
             number = errno_of(exc) if isinstance(exc, DatacacheError) else exc.errno or errno.EIO
             # The kernel has answered its writer already, and close(2) knows ENOSPC and EIO only.
             told = errno.ENOSPC if number == errno.ENOSPC else errno.EIO
-            self.failures.report(f"write {key}", exc, told, _LOST_HINT)
+            if key is not None:  # the kernel sends many writes at a time: one file, one error
+                self.failures.report(f"write {key}", exc, told, _LOST_HINT)
             await trio.to_thread.run_sync(self._fs.engine.losses.save)
             raise pyfuse3.FUSEError(number) from exc
 

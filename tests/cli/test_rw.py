@@ -442,6 +442,40 @@ def test_what_is_left_is_uploaded_to_the_endpoint_it_was_written_for(
     assert (place / "run" / "a.pt").read_bytes() == b"x" * 10_000
 
 
+@promise("With full staging a writer waits, then gets ENOSPC")
+def test_a_file_larger_than_the_staging_area_is_refused_at_once_and_told_once(
+    dsctl: Dsctl, url: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DATACACHE_STAGING_BYTES", "8 MiB")
+    monkeypatch.setenv("DATACACHE_STAGING_WAIT_S", "100000")
+    assert dsctl("mount", "--rw", url, folder).code == 0
+    with pytest.raises(OSError, match="No space left"):
+        (folder / "large.bin").write_bytes(bytes(24 << 20))
+    (mount,) = dsctl("status", "--json").json["read_write"]
+    (error,) = mount["live"]["errors"]
+    assert (error["path"], error["errno"], error["count"]) == ("write large.bin", "ENOSPC", 1)
+    assert "does not fit into the staging area" in error["reason"]
+    assert "which may have 8.4 MB" in error["reason"]
+    assert error["reason"] in Path(mount["log"]).read_text()
+    assert len(mount["live"]["losses"]) == 1
+
+
+@promise("With full staging a writer waits, then gets ENOSPC")
+def test_a_file_that_room_does_not_come_for_is_told_once(
+    dsctl: Dsctl, store: FaultProxy, url: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DATACACHE_STAGING_BYTES", "8 MiB")
+    monkeypatch.setenv("DATACACHE_STAGING_WAIT_S", "0.5")
+    assert dsctl("mount", "--rw", url, folder).code == 0
+    store.always(Fault(status=503, code="SlowDown", only=lambda method, _path: method == "PUT"))
+    (folder / "waits.bin").write_bytes(bytes(5 << 20))
+    with pytest.raises(OSError, match="No space left"):
+        (folder / "large.bin").write_bytes(bytes(7 << 20))
+    (mount,) = dsctl("status", "--json").json["read_write"]
+    assert [(error["path"], error["count"]) for error in mount["live"]["errors"]] == [("write large.bin", 1)]
+    store.heal()
+
+
 def test_errors_with_one_way_out_are_told_as_one() -> None:
     at = time.time()
     away = [

@@ -94,6 +94,21 @@ def test_a_referenced_file_never_goes(files):
 def test_what_can_never_fit_is_refused_at_once(files):
     with pytest.raises(StagingFullError):
         files.wait_for_room(MIB + 1, 10**9)
+    fill(files, b"x" * 512 * KIB)
+    files.set_journal_bytes(32 * KIB)
+    with pytest.raises(StagingFullError, match="does not fit"):
+        files.wait_for_room(MIB // 2, 10**9, own_bytes=512 * KIB)
+
+
+@promise("With full staging a writer waits, then gets ENOSPC")
+def test_a_file_that_fits_when_others_and_the_small_ones_in_the_journal_are_uploaded_waits_for_them(files):
+    number = fill(files, b"x" * 512 * KIB)
+    files.set_journal_bytes(512 * KIB)
+    thread = waiting(files, 512 * KIB, own_bytes=256 * KIB)
+    files.remove(number)
+    files.set_journal_bytes(0)
+    thread.join()
+    assert thread.outcome == "room"
 
 
 def test_who_waits_goes_on_when_a_file_is_removed(files):

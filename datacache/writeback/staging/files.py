@@ -35,6 +35,8 @@ MAX_CLEAN_COPIES = 20_000
 """Each takes some 400 bytes of memory."""
 SAMPLE_EVERY_S = 1.0
 _RESERVE_BYTES = 64 << 20
+_JOURNAL_SHARE = 16
+"""What no pending file has in the journal takes a 16th of the limit at most: two segments (`api.open_bucket`)."""
 _RESERVE_SHARE = 50
 """Left free of the file system, a 50th of it at most: what is full to the last block cannot be tidied up either."""
 _MAKE_TRIES = 3
@@ -369,9 +371,9 @@ class StagedFiles:
         self._drop(numbers)
         return freed
 
-    def wait_for_room(self, n_bytes: int, timeout_s: float, *, refused: bool = False) -> None:
+    def wait_for_room(self, n_bytes: int, timeout_s: float, *, own_bytes: int = 0, refused: bool = False) -> None:
         """Return when `n_bytes` more may be written. `StagingFullError` if that takes longer than `timeout_s`, at once
-        if they can never be.
+        if they can never be: with the `own_bytes` that their file has here, which stay for as long as it is written.
 
         `refused`: the file system has just said ENOSPC (or EDQUOT), whatever our own numbers say. Then this returns as
         soon as something came free, after a second at the latest, since others may have freed something: try again,
@@ -388,7 +390,8 @@ class StagedFiles:
             elif self.make_room(n_bytes):
                 return
             left_s = timeout_s - (time.monotonic() - began_s)
-            if left_s <= 0 or not self._room.ever_fits(n_bytes):
+            self._room.expect_fitting(own_bytes + n_bytes, self._journal_bytes)
+            if left_s <= 0:
                 raise self._room.full(n_bytes, time.monotonic() - began_s)
             self._room.wait(releases, left_s)
             if refused:
@@ -459,9 +462,16 @@ class Room:
                 self._release()
             self._free_bytes, self._used_then_bytes = free_bytes, used_bytes
 
-    def ever_fits(self, n_bytes: int) -> bool:
-        """Return whether this many could be written were all else gone."""
-        return not self._limit_bytes or n_bytes <= self._limit_bytes
+    def expect_fitting(self, file_bytes: int, journal_bytes: int) -> None:
+        """Raise `StagingFullError` for a file that would not fit beside the journal were all else gone. A journal that
+        takes more than its share has small files in it, and shrinks as they are uploaded."""
+        most_bytes = self._limit_bytes - min(journal_bytes, self._limit_bytes // _JOURNAL_SHARE)
+        if self._limit_bytes and file_bytes > most_bytes:
+            raise StagingFullError(
+                f"a file of more than {most_bytes:,} bytes does not fit into the staging area {self._folder}, "
+                f"which may have {_gb(self._limit_bytes)}",
+                hint="Raise DATACACHE_STAGING_BYTES above the size of the largest file.",
+            )
 
     def releases(self) -> int:
         """Return a number to give to `wait()`."""

@@ -328,7 +328,7 @@ class OpenFiles:
         end = offset + len(data)
         self._expect_room(file, end)
         if not self._staged.make_room(max(0, end - draft.size)):
-            raise Needs(lambda: self._wait_for_room(end - draft.size))
+            raise Needs(lambda: self._wait_for_room(end - draft.size, own_bytes=draft.size))
         quick = draft.in_memory(end) or (not draft.in_memory(0) and len(data) <= QUICK_BYTES)
         if not quick or not file.io.acquire(blocking=False):
             raise Needs(lambda: self._write(file, offset, data), final=True)
@@ -380,8 +380,8 @@ class OpenFiles:
             self.charge(file, size)
         draft.note_change()
 
-    def _wait_for_room(self, n_bytes: int) -> None:
-        self._staged.wait_for_room(n_bytes, self.live.staging_wait_s)
+    def _wait_for_room(self, n_bytes: int, *, own_bytes: int = 0) -> None:
+        self._staged.wait_for_room(n_bytes, self.live.staging_wait_s, own_bytes=own_bytes)
 
     # --- quota -------------------------------------------------------------------------------------------------------
 

@@ -171,15 +171,16 @@ class Handles:
 
     # --- what is lost ------------------------------------------------------------------------------------------------
 
-    def spoil(self, handle: int, exc: BaseException, n_bytes: int) -> str:
-        """Note that a write of so many bytes has failed; return the file's key. The kernel has told its writer already
-        that all is well, keeps the bytes, and would not write them again: so no close or sync of this open file
-        succeeds from now on, and who opens the name anew gets another inode, with what is really here."""
+    def spoil(self, handle: int, exc: BaseException, n_bytes: int) -> str | None:
+        """Note that a write of so many bytes has failed; return the file's key, None where a write to it had failed
+        before. The kernel has told its writer already that all is well, keeps the bytes, and would not write them
+        again: so no close or sync of this open file succeeds from now on, and who opens the name anew gets another
+        inode, with what is really here."""
         with self._engine.lock:
             file = self._handles[handle].file
             if file.spoiled is not None:
                 self._engine.losses.grow(file.loss, n_bytes)
-                return file.node.key
+                return None
             file.spoiled = exc
             node = file.node
             key = node.key
