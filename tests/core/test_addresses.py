@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
-from ipaddress import ip_address
+from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from datacache.core.addresses import AddressRule, ClosedAddressError, is_public, parse_network_rule, parse_network_rules
 from tests.promises import promise
@@ -21,6 +23,7 @@ from tests.promises import promise
         *("172.31.0.1", "192.0.0.192", "192.168.0.1", "198.18.0.1", "224.0.0.1", "240.0.0.1", "255.255.255.255"),
         *("::", "::1", "::ffff:127.0.0.1", "::ffff:10.0.0.1", "::7f00:1", "64:ff9b::7f00:1", "64:ff9b:1::1"),
         *("2002:7f00:1::", "2002:a00:1::", "2001::1", "2001:db8::1", "3fff::1", "5f00::1", "fc00::1", "fd00:ec2::254"),
+        *("192.0.2.1", "192.88.99.1", "198.51.100.1", "203.0.113.255", "198.19.255.255", "2001:1ff::1", "2001:0:1::"),
         *("fe80::1", "fe80::1%1", "fec0::1", "ff02::1", "100::1"),
     ],
 )
@@ -36,6 +39,16 @@ def test_special_addresses_are_closed_in_every_form(address: str) -> None:
 )
 def test_public_addresses_are_open(address: str) -> None:
     assert is_public(ip_address(address))
+
+
+@promise("A connection goes to the address that was checked, in whatever form it was written")
+@given(st.ip_addresses())
+def test_what_the_registries_call_special_is_never_public(address: IPv4Address | IPv6Address) -> None:
+    meant = address
+    if isinstance(address, IPv6Address):
+        in_last = address in IPv6Network("64:ff9b::/96")
+        meant = address.ipv4_mapped or address.sixtofour or (IPv4Address(address.packed[-4:]) if in_last else address)
+    assert not is_public(address) or (meant.is_global and not meant.is_multicast)
 
 
 @promise("What an administrator allows is asked, and no other port of it")
@@ -59,7 +72,7 @@ def test_places_are_hosts_and_networks_with_or_without_a_port() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["10.0.0.0/99", "10.0.0.1/8", "999.1.1.1", "a b", "http://x", "x:0", "x:99999", "a_b/c", "[::1", "-x", "*.x"],
+    ["10.0.0.0/99", "10.0.0.1/8", "999.1.1.1", "a b", "http://x", "x:0", "x:65536", "a_b/c", "[::1", "-x", "*.x"],
 )
 def test_what_is_no_place_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"no network|neither|no port"):
@@ -105,6 +118,22 @@ def test_of_several_addresses_only_open_ones_are_tried(
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_rest: found)
     with AddressRule(["127.0.0.2"]).connect("two.example", port, 5.0) as connection:
         assert connection.getpeername()[0] == "127.0.0.2"
+
+
+def test_where_one_address_refuses_the_next_is_tried_and_the_last_error_is_told(
+    servers: dict[str, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port = servers["127.0.0.1"].getsockname()[1]
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in ("127.0.0.3", "127.0.0.1")]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_rest: found)
+    keep = (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    with AddressRule(["127.0.0.0/8"]).connect("two.example", port, 5.0, options=[keep]) as connection:
+        assert connection.getpeername()[0] == "127.0.0.1"
+        assert connection.gettimeout() == 5.0
+        assert connection.getsockopt(*keep[:2])
+    found.pop()
+    with pytest.raises(ConnectionRefusedError):
+        AddressRule(["127.0.0.0/8"]).connect("two.example", port, 5.0)
 
 
 def test_an_address_of_this_machine_is_closed_even_if_it_looks_public(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
@@ -86,3 +87,19 @@ def test_too_few_descriptors_at_first_say_nothing_of_the_kernel(root: int, monke
         with pytest.raises(OSError, match=os.strerror(errno.EMFILE)):
             content(root, "in/link")
     assert content(root, "in/link") == b"file"
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_no_descriptor_is_left_and_none_goes_to_children(
+    root: int, monkeypatch: pytest.MonkeyPatch, known: bool
+) -> None:
+    monkeypatch.setattr(beneath, "_is_known", lambda: known)
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(20):
+        fd = open_beneath(root, "in/file", os.O_RDONLY)
+        assert not os.get_inheritable(fd)
+        os.close(fd)
+        for wrong in ("in/out", "in/missing", "in/file/x", "in/../.."):
+            with contextlib.suppress(OSError):
+                open_beneath(root, wrong, os.O_RDONLY)
+    assert len(os.listdir("/proc/self/fd")) - before < 20

@@ -83,7 +83,11 @@ def expected(
 
 LISTED = numbered(500)
 SOURCES = st.sampled_from([(BUCKET, COPIES), (BUCKET, COPIES, ELSEWHERE), (ELSEWHERE, COPIES), (COPIES, BUCKET)])
-PATHS = st.one_of(st.sampled_from(sorted(LISTED)), st.binary(min_size=1, max_size=6).filter(lambda p: p != b"/"))
+PATHS = st.one_of(
+    st.sampled_from(sorted(LISTED)),
+    st.sampled_from([b"d000/", b"d002/", b"e/"]),  # folder markers
+    st.binary(min_size=1, max_size=6).filter(lambda p: p != b"/"),
+)
 ROWS = st.builds(
     Entry,
     PATHS,

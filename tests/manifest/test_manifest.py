@@ -346,7 +346,7 @@ def test_what_no_directory_can_hold_is_hidden_and_still_in_the_manifest():
         assert manifest.find(path) is not None
 
 
-@given(st.lists(st.from_regex(rb"[ab](/[ab\-]){0,3}/?", fullmatch=True), min_size=1, unique=True))
+@given(st.lists(st.from_regex(rb"[ab][a\-]?(/[ab][a\-]?){0,3}/?", fullmatch=True), min_size=1, unique=True))
 def test_a_tree_agrees_with_a_dictionary_of_folders(paths):
     tree = Tree(opened(paths))
     folders: dict[bytes, dict[bytes, bool]] = {b"": {}}
@@ -360,6 +360,10 @@ def test_a_tree_agrees_with_a_dictionary_of_folders(paths):
                 folders[prefix][parts[depth]] = folders[prefix].get(parts[depth], False) or is_dir
     for prefix, expected in folders.items():
         assert {c.name: c.is_dir for c in tree.children(prefix)} == expected
+        assert {name: tree.child(prefix, name).is_dir for name in expected} == expected
+    files, root = [path for path in paths if not path.endswith(b"/")], tree.manifest.root
+    assert (root.files, root.markers, root.total_bytes) == (len(files), len(paths) - len(files), 10 * len(paths))
+    assert root.hidden == {path for path in files if any(other.startswith(path + b"/") for other in paths)}
 
 
 @promise("Reading a snapshot of a folder never leads out of it")
