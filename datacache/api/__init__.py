@@ -121,6 +121,7 @@ if TYPE_CHECKING:
     from datacache.store.open import open_store as open_store
     from datacache.store.urls import split_object_url as split_object_url
     from datacache.store.urls import split_url as split_url
+    from datacache.tiers.memory import abandoned_dirs as abandoned_dirs
     from datacache.tiers.memory import memory_dir as memory_dir
 
     AnnotationProblem = _model.Problem

@@ -49,7 +49,7 @@ from datacache.store.checksums import TALLY
 from datacache.store.credentials import Environments
 from datacache.tiers.eviction import Shares
 from datacache.tiers.local import LocalBlocks
-from datacache.tiers.memory import counters_dir
+from datacache.tiers.memory import counters_dir, remove_abandoned_dirs
 from datacache.tiers.recovery import open_tiers
 from datacache.tiers.writer import TierWriter
 
@@ -417,6 +417,7 @@ def run(settings: Settings, *, wait: bool = False) -> None:
         keeper = Keeper(settings.home)  # before the tiers are opened, which may take a while, to after they are closed
         keeper.start()
         stack.callback(keeper.close)
+        remove_abandoned_dirs(settings.ram_dir)
         writer = stack.enter_context(open_tiers(settings))
         catalog = open_catalog_url(settings.catalog, blob_cache_dir=settings.home)
         stack.callback(catalog.close)

@@ -9,6 +9,7 @@
 <home>/cache/ssd/r-<id>        a region: records of header, payload
 <home>/cache/ssd/o-<id>        an object file: sparse, block n at n × BLOCK_BYTES
 <ram_dir>/datacache-<uid>-<hash of home>/     the folder in memory (`memory`):
+    home.json                  whose it is; the daemon has the folder locked
     index.<n>/                 LMDB: block → location per tier, containers; n grows when it is made again
     access.bin                 last read of each container (float64 seconds, by container id modulo the slots)
     counters/, lookahead/      what readers count, and published orders

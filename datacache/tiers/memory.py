@@ -9,21 +9,26 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import logging
 import mmap
 import os
+import shutil
 import stat
 import struct
 import tempfile
 import time
+from collections.abc import Iterator
 from hashlib import blake2b
 from pathlib import Path
 
-from datacache.core.disk import map_file
+from datacache.core import lockfile
+from datacache.core.disk import map_file, replace_file
 from datacache.core.errors import CacheError
 from datacache.tiers.layout import cache_dir
 
 _LINK = "memory"
+_HOME = "home.json"
 
 
 def memory_dir(home: Path, ram_dir: Path) -> Path:
@@ -63,8 +68,66 @@ def make_shared(folder: Path) -> None:
     folder.mkdir(mode=0o700, exist_ok=True)
 
 
-def make_memory_dir(home: Path, ram_dir: Path) -> Path:
-    """Make a home's folder in memory, or find it. For the daemon. `OSError`; `CacheError` if there is no tmpfs."""
+@contextlib.contextmanager
+def held_memory_dir(home: Path, ram_dir: Path) -> Iterator[Path]:
+    """Hold a home's folder in memory, which is made where it is missing: nobody takes it for one that a removed home
+    has left. For the daemon. `OSError`; `CacheError` if there is no tmpfs."""
+    fd = None
+    while fd is None:
+        folder = _make_memory_dir(home, ram_dir)
+        with contextlib.suppress(FileNotFoundError):  # it was taken for such a one just before the home was made
+            fd = lockfile.open_locked(folder, os.O_RDONLY | os.O_DIRECTORY, wait=True)
+    try:
+        noted = {"home": str(home.resolve()), "device": os.stat(home).st_dev, "namespace": _namespace()}
+        replace_file(folder / _HOME, json.dumps(noted).encode(), durable=False)
+        yield folder
+    finally:
+        os.close(fd)
+
+
+def abandoned_dirs(ram_dir: Path) -> list[Path]:
+    """Return this user's folders in memory that removed homes have left. Those of older versions, which do not say
+    whose they are, are not told."""
+    return [folder for folder in sorted(ram_dir.glob(f"datacache-{os.getuid()}-*")) if _is_abandoned(folder)]
+
+
+def remove_abandoned_dirs(ram_dir: Path) -> None:
+    """Remove `abandoned_dirs` unless a daemon holds them still. What processes have mapped of one stays theirs."""
+    for folder in abandoned_dirs(ram_dir):
+        with contextlib.suppress(OSError):  # another daemon was quicker
+            fd = lockfile.open_locked(folder, os.O_RDONLY | os.O_DIRECTORY)
+            if fd is None:
+                continue
+            try:
+                if _is_abandoned(folder):
+                    shutil.rmtree(folder)
+                    log.info("removed %s, whose home does not exist any more", folder)
+            finally:
+                os.close(fd)
+
+
+def _is_abandoned(folder: Path) -> bool:
+    """Tell whether the home of a folder is gone, and not just out of sight: in another container, on a disk that is not
+    mounted, behind an error."""
+    try:
+        noted = json.loads((folder / _HOME).read_bytes())
+        place, device, namespace = Path(noted["home"]), noted["device"], noted["namespace"]
+        if not is_private(folder) or namespace != _namespace() or os.path.lexists(place):
+            return False
+        while True:
+            with contextlib.suppress(FileNotFoundError):
+                return bool(os.lstat(place).st_dev == device)
+            place = place.parent
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def _namespace() -> str:
+    """Name the mount namespace: what another one calls a path may be another folder."""
+    return os.readlink("/proc/self/ns/mnt")
+
+
+def _make_memory_dir(home: Path, ram_dir: Path) -> Path:
     if not ram_dir.is_dir():
         raise CacheError(
             f"the folder for the RAM tier, {ram_dir}, does not exist",

@@ -29,7 +29,7 @@ from datacache.settings import Settings
 from datacache.tiers import containers, layout
 from datacache.tiers.eviction import Shares
 from datacache.tiers.index import TIER_NAMES, UNCHECKED, Index, forget_index, open_index
-from datacache.tiers.memory import AccessTable, make_memory_dir
+from datacache.tiers.memory import AccessTable, held_memory_dir
 from datacache.tiers.tier import Container, Pins, Tier
 from datacache.tiers.writer import TierWriter, read_pins
 
@@ -44,11 +44,16 @@ _INDEX_SLACK = 256 * 1024  # what the index may grow by between two looks at its
 @contextlib.contextmanager
 def open_tiers(settings: Settings) -> Iterator[TierWriter]:
     """Yield the writer of a home's tiers. `CacheError` if the folder cannot be used or has a newer format."""
+    with contextlib.ExitStack() as held:
+        yield from _opened(settings, held)
+
+
+def _opened(settings: Settings, held: contextlib.ExitStack) -> Iterator[TierWriter]:
     home = settings.home
     folder = layout.cache_dir(home)
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        memory = make_memory_dir(home, settings.ram_dir)
+        memory = held.enter_context(held_memory_dir(home, settings.ram_dir))
         folders = {"ram": memory, "ssd": layout.ssd_dir(home)}
         folders["ssd"].mkdir(mode=0o700, exist_ok=True)
         for path in (folder, *folders.values()):

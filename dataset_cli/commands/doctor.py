@@ -208,6 +208,11 @@ def ram(settings: Settings) -> Check:
         return Check("memory", "fail", f"{folder} cannot be written", hint)
     used = sum(_size_of(tier) for tier in folder.glob(f"datacache-{os.getuid()}-*"))
     free = shutil.disk_usage(folder).free
+    left = api.abandoned_dirs(folder)
+    if left:
+        text = f"{folder} has {format_bytes(sum(map(_size_of, left)))} of homes that were removed"
+        hint = f"The next daemon that starts removes it. Or: rm -r {shlex.join(map(str, left))}"
+        return Check("memory", "warn", text, hint)
     text = f"{folder} has {format_bytes(free)} free, the RAM tier may take {format_bytes(settings.ram_bytes)}"
     if free + used < settings.ram_bytes:
         hint = "Lower DATACACHE_RAM_BYTES, or give it more (docker --shm-size, an emptyDir of medium Memory)"
