@@ -8,6 +8,7 @@ mounts, or with `--all`, a list of these, each with `"error"` and `"hint"`.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -187,6 +188,8 @@ def umount(
         snapshots = [info.mountpoint for info in fuse_mount.list_mounts(app.settings)]
         directories = (*snapshots, *(info.mountpoint for info in fuse_mount.list_bucket_mounts(app.settings)))
     waits = not lazy and wait is not False
+    directories = tuple(Path(fuse_mount.resolved(directory)) for directory in directories)
+    os.chdir("/")  # a working directory in a mount would keep it busy
 
     def unmount(directory: Path) -> tuple[dict[str, Any], str]:
         info = fuse_mount.bucket_mount_at(directory, app.settings)

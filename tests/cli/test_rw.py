@@ -17,7 +17,7 @@ import pytest
 
 from dataset_cli.commands.writes import error_lines
 from tests import leftovers
-from tests.cli.conftest import Dsctl
+from tests.cli.conftest import ROOT, Dsctl
 from tests.conformance.faults import Fault, FaultProxy
 from tests.promises import promise
 from tests.servers import RcloneS3
@@ -68,6 +68,23 @@ def test_a_bucket_is_mounted_written_flushed_and_unmounted(dsctl: Dsctl, url: st
     assert (place / "run" / "b.pt").read_bytes() == b"y" * 10_000
     assert dsctl("umount", folder).code == 1
     assert dsctl("flush").out == "nothing is waiting to be uploaded\n"
+
+
+@promise("A busy mount stays, and the message names its users")
+def test_a_shell_in_the_mount_is_named_and_the_command_that_it_started_is_not(
+    dsctl: Dsctl, url: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert dsctl("mount", "--rw", url, folder).code == 0
+    with monkeypatch.context() as shell:
+        shell.chdir(folder)
+        refused = dsctl("umount", ".")
+    assert refused.code == 1
+    assert re.search(rf"is busy: used by {os.getpid()} \([^)]*\)\n", refused.err), refused.err
+    # The directory of this command is in the mount, and no shell's is.
+    command = [sys.executable, "-m", "dataset_cli", "umount", "."]
+    done = subprocess.run(command, cwd=folder, env=os.environ | {"PYTHONPATH": str(ROOT)}, check=False)
+    assert done.returncode == 0
+    assert not os.path.ismount(folder)
 
 
 def test_status_and_metrics_show_a_mount(dsctl: Dsctl, url: str, folder: Path) -> None:
