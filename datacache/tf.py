@@ -92,7 +92,7 @@ def dataset(
     while reading is a `tf.errors.OpError` with the error's text, which names the file, or the shard and sample.
     """
     given: dict[str, Any] = dict(arguments)
-    query, options = make_query(**take(given, QueryOptions)), TfOptions(**given)
+    query, options = make_query(**take(given, QueryOptions)), TfOptions.of("dataset", given)
     settings = settings or load_settings()
     found = open_samples(ref, settings, lenient=options.on_error == "skip")
     if isinstance(found, Shards):

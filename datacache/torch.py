@@ -112,7 +112,7 @@ class SnapshotDataset(SampleDataset, SnapshotSource):
         from datacache.loaders.selection import select
 
         given: dict[str, Any] = dict(arguments)
-        query, options = make_query(**take(given, QueryOptions)), Options(**given)
+        query, options = make_query(**take(given, QueryOptions)), Options.of("SnapshotDataset", given)
         settings = settings or load_settings()
         snapshot = open_snapshot(ref, settings)
         with closing(open_catalog(settings)) as catalog:
@@ -147,7 +147,7 @@ class ShardDataset(ShardSamples):
         settings: Settings | None = None,
         **arguments: Unpack[SampleArguments],
     ) -> None:
-        options = Options(**arguments)
+        options = Options.of("ShardDataset", arguments)
         settings = settings or load_settings()
         shards = open_shards(where, settings, lenient=options.on_error == "skip")
         super().__init__(shards, target, options, settings)

@@ -6,9 +6,9 @@ a shard set) differ in. Knows neither framework. Read-only: any thread, workers 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,6 +51,14 @@ class SampleOptions:
     def __post_init__(self) -> None:
         if self.on_error not in ("raise", "skip"):
             raise UsageError(f"on_error={self.on_error!r}", hint="on_error='raise' or on_error='skip'.")
+
+    @classmethod
+    def of(cls, caller: str, given: Mapping[str, Any]) -> Self:
+        """Return the options of a caller's keywords. `TypeError` names the caller, as Python does of its own."""
+        for name in given:
+            if name not in cls.__dataclass_fields__:
+                raise TypeError(f"{caller}() got an unexpected keyword argument {name!r}")
+        return cls(**given)
 
     def skips(self, error: DatacacheError) -> bool:
         """Tell whether to go on without a sample that has this error."""

@@ -24,6 +24,7 @@ from datacache.conversion.index import VERSION as READER_VERSION
 from datacache.conversion.index import Annotations, Reading
 from datacache.conversion.parallel import ordered_map
 from datacache.core.concurrency import map_in_threads
+from datacache.core.counters import count
 from datacache.core.errors import ShardError, UsageError
 from datacache.manifest.builder import ManifestBuilder
 from datacache.manifest.model import Entry, Lineage, Naming, SnapshotRecord, Source
@@ -154,13 +155,13 @@ def build(
         missing = (number for number in range(plan.shards) if number not in done)
         making = ordered_map(writer, missing, processes=processes if place.forks else 1)
         shards: list[ShardInfo] = []
-        count = size_bytes = 0
+        written = size_bytes = 0
         for number in range(plan.shards):
             info = done[number] if number in done else next(making)
             shards.append(info)
-            count += info.samples
+            written += info.samples
             size_bytes += info.size_bytes
-            progress("writing", count, plan.samples, size_bytes)
+            progress("writing", written, plan.samples, size_bytes)
     finally:
         plan.close()
     made = ShardSet(options.format, content.classes, snapshot.ref, options.as_json(), tuple(shards), plan=identity)
@@ -190,8 +191,8 @@ def _found_set(place: Place, there: dict[str, ObjectInfo], identity: str, *, ove
             if found.plan == identity:
                 return found
             wrong = (
-                f"holds another shard set already: {len(found.shards):,} {found.format} shards of {found.source}, "
-                f"made with {json.dumps(dict(found.parameters))}"
+                f"holds another shard set already: {count(len(found.shards), f'{found.format} shard')} of "
+                f"{found.source}, made with {json.dumps(dict(found.parameters))}"
             )
     elif any(map(OURS.fullmatch, there)):
         plan, source = _unfinished(place, there)

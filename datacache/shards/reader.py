@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest, xxh3_128_hexdigest
 
 from datacache.core.concurrency import map_in_threads
+from datacache.core.counters import count
 from datacache.core.errors import DatacacheError, ObjectChangedError, ObjectNotFoundError, ShardError
 from datacache.shards.index import NO_CLASS, SHARDS_JSON, Member, ShardIndex, ShardInfo, ShardSet, index_name
 from datacache.shards.source import ShardFiles, cut_short, missing
@@ -69,7 +70,7 @@ class Shards:
         return int(self.starts[-1])
 
     def __repr__(self) -> str:
-        return f"<Shards of {self.files.where}: {len(self):,} samples in {len(self.set.shards):,} shards>"
+        return f"<Shards of {self.files.where}: {count(len(self), 'sample')} in {count(len(self.set.shards), 'shard')}>"
 
     def indexes(self) -> list[ShardIndex]:
         """Return the sidecars of the usable shards."""

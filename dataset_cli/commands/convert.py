@@ -44,7 +44,9 @@ image_options = options(
 @click.option(
     "--as", "name", required=True, type=DatasetName(), help="Name of the new dataset, or of its next version."
 )
-@click.option("--split", metavar="SHARES", help="train=0.8,val=0.2: by a hash of the path; 'none': no splits.")
+@click.option(
+    "--split", metavar="SHARES", help="train=0.8,val=0.2: about so much, by a hash of the path; 'none': no splits."
+)
 @click.option("--seed", type=int, default=0, show_default=True, help="Another seed deals the splits anew.")
 @click.option("--classes", type=FILE, help="These classes in this order: a name a line.")
 @click.option("--skip-difficult", is_flag=True, help="Leave out objects marked difficult.")

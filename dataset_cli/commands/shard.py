@@ -82,12 +82,12 @@ def _make(app: App, ref: str, to: str, *, classes: Path | None, **options: Any) 
         done = api.shard(ref, to=to, classes=listed, settings=app.settings, progress=show, **options)
     built, found = done.built, done.built.set
     snapshot = described(app, done.record) if done.record is not None else None
-    sizes = f"{len(found.shards):,} {found.format} shards, {format_bytes(found.size_bytes)}"
-    app.out.result(_as_json(done, snapshot), f"{printable(done.url)}  {found.samples:,} samples in {sizes}")
+    sizes = f"{count(len(found.shards), f'{found.format} shard')}, {format_bytes(found.size_bytes)}"
+    app.out.result(_as_json(done, snapshot), f"{printable(done.url)}  {count(found.samples, 'sample')} in {sizes}")
     if not built.made:
         app.out.line("It was there already, from the same snapshot and options: no shard was written.")
     elif built.made < len(found.shards):
-        app.out.line(f"{len(found.shards) - built.made:,} shards were there already; {built.made:,} were written.")
+        app.out.line(f"Of these, {len(found.shards) - built.made:,} there already; {built.made:,} written.")
     if found.classes:
         shown = ", ".join(map(printable, found.classes[:_SHOWN])) + (" …" if len(found.classes) > _SHOWN else "")
         app.out.line(f"classes   {len(found.classes):,}: {shown}")
@@ -172,6 +172,6 @@ def _check(app: App, url: str) -> int:
             "in its shards.json"
         )
         return 1
-    whole = f"{found.samples:,} samples in {len(found.shards):,} shards, {format_bytes(found.size_bytes)}"
+    whole = f"{count(found.samples, 'sample')} in {count(len(found.shards), 'shard')}, {format_bytes(found.size_bytes)}"
     app.out.line(f"{printable(url)} is whole: {whole}; every byte was read")
     return 0

@@ -60,6 +60,9 @@ def test_json_has_the_set_the_snapshot_and_the_report(faces: Path, dsctl: Dsctl,
 def test_check_names_what_is_damaged(faces: Path, dsctl: Dsctl, tmp_path: Path) -> None:
     out = tmp_path / "s"
     assert dsctl("shard", "faces", "--to", out, "--max-size", "20KB").code == 0
+    other = dsctl("shard", "faces", "--to", out, "--max-size", "1MB", "--overwrite")
+    assert other.out.startswith(f"file://{out}  9 samples in 1 webdataset shard, ")
+    assert dsctl("shard", "faces", "--to", out, "--max-size", "20KB", "--overwrite").code == 0
     whole = dsctl("shard", "--check", out)
     assert whole.code == 0
     assert "is whole: 9 samples" in whole.out

@@ -34,7 +34,7 @@ from datacache.loaders.selection import BoxColumns, select
 from datacache.loaders.tuning.clock import Clocks, Measured
 from datacache.manifest.reader import Manifest
 from datacache.settings import Settings
-from datacache.torch import PackedBatch, SnapshotDataset, collate
+from datacache.torch import PackedBatch, ShardDataset, SnapshotDataset, collate
 from tests.loaders.conftest import COUNT, read_until_here
 from tests.promises import promise
 
@@ -271,6 +271,12 @@ def test_queries_and_splits_choose_images(faces_ref: str, drawn_faces: Path) -> 
         SnapshotDataset(faces_ref, split="dev")
     with pytest.raises(UsageError):
         SnapshotDataset(faces_ref, where="objects > 1000")
+
+
+@pytest.mark.parametrize("kind", [SnapshotDataset, ShardDataset])
+def test_a_wrong_keyword_is_told_in_the_name_of_the_dataset(kind: type) -> None:
+    with pytest.raises(TypeError, match=rf"^{kind.__name__}\(\) got an unexpected keyword argument 'foo'$"):
+        kind("faces@v1", foo=1)
 
 
 def test_files_without_annotations_come_with_their_paths(settings: Settings, tmp_path: Path) -> None:

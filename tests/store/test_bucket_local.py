@@ -45,6 +45,20 @@ def test_links_are_not_followed_and_not_replaced(tmp_path: Path, base: str) -> N
     assert (outside / "secret").read_bytes() == b"1"
 
 
+@pytest.mark.parametrize("call", ["write", "marker", "upload"])
+def test_a_file_in_the_place_of_a_folder_is_named(tmp_path: Path, base: str, call: str) -> None:
+    (tmp_path / "run").write_bytes(b"a file")
+    bucket = LocalBucket()
+    calls = {
+        "write": lambda: bucket.write(f"{base}run/inner/a", b"1", {}, expect=None),
+        "marker": lambda: bucket.write(f"{base}run/inner/", b"", {}, expect=None),
+        "upload": lambda: bucket.begin_upload(f"{base}run/a", {}),
+    }
+    with pytest.raises(StoreError, match=f"^file://{tmp_path}/run is a file, ") as caught:
+        calls[call]()
+    assert (caught.value.url, type(caught.value)) == (f"file://{tmp_path}/run", StoreError)
+
+
 def test_an_upload_goes_on_in_another_process_and_is_not_to_be_seen(base: str) -> None:
     key, data = f"{base}d/a", os.urandom(LocalBucket.part_bytes)
     upload = LocalBucket().begin_upload(key, {"mode": "1"})

@@ -29,7 +29,7 @@ from contextlib import suppress
 
 import xxhash
 
-from datacache.core.disk import make_folders, sync_folder, write_all
+from datacache.core.disk import sync_folder, write_all
 from datacache.core.errors import ObjectNotFoundError, StoreError, StoreUnavailableError
 from datacache.core.ids import ObjectRef
 from datacache.store.base import ObjectInfo
@@ -111,7 +111,7 @@ class LocalBucket(LocalStore):
         path = self._upload_path(key, upload)
         name = os.path.basename(self._path(key)).decode("utf-8", "surrogateescape")
         with translated(url):
-            make_folders(os.path.dirname(path))
+            self._make_folders(os.path.dirname(path))
             with open(path, "xb") as file:
                 set_metadata(file.fileno(), metadata, "", url)
             with open(path + _SUFFIX, "xb") as file:
@@ -284,7 +284,7 @@ class LocalBucket(LocalStore):
         self._expect(key, expect)
         path = self._path(key)
         with translated(url):
-            make_folders(path)
+            self._make_folders(path)
             set_metadata(path, metadata, _etag(os.lstat(path)), url)
             sync_folder(os.path.dirname(path))
         return self.head(key)

@@ -211,7 +211,7 @@ class LocalStore:
         with translated(f"{self.url}/{key}"):
             if data:
                 raise StoreError(f"{self.url}/{key} is a folder and holds no bytes", url=f"{self.url}/{key}")
-            make_folders(self._path(key))
+            self._make_folders(self._path(key))
         return self.head(key)
 
     def put_file(self, key: str, path: Path) -> ObjectInfo:
@@ -249,7 +249,7 @@ class LocalStore:
         folder = os.path.dirname(path)
         beside = os.path.join(folder, TEMPORARY + secrets.token_hex(8).encode())
         with translated(f"{self.url}/{key}"):
-            make_folders(folder)
+            self._make_folders(folder)
             try:
                 fd = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
                 try:
@@ -264,6 +264,17 @@ class LocalStore:
                     os.unlink(beside)
                 raise
         return ObjectInfo(key, found.st_size, found.st_mtime_ns, etag_of(found))
+
+    def _make_folders(self, path: bytes) -> None:
+        """Make a folder and those above it. `StoreError` names the file that lies in the place of one."""
+        try:
+            make_folders(path)
+        except (FileExistsError, NotADirectoryError) as exc:
+            while not os.path.lexists(path):
+                path = os.path.dirname(path)
+            url = self.url + os.fsdecode(path)
+            hint = "Move it away, or use another prefix."
+            raise StoreError(f"{url} is a file, and no folder can be made there", url=url, hint=hint) from exc
 
     def delete(self, key: str) -> None:
         """See `ObjectStore`. A key with a trailing slash deletes an empty folder."""
