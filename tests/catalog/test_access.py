@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from datacache.catalog.access import Access, access_of, check_access, open_to, set_access
+from datacache.catalog.access import Access, access_of, check_access, inherit_access, open_to, set_access
 from datacache.catalog.commit import commit_manifest
 from datacache.catalog.sqlite.catalog import SqliteCatalog
 from datacache.core.errors import AccessDeniedError, CatalogError, OtherKindError, SnapshotNotFoundError, UsageError
@@ -133,6 +133,7 @@ def test_what_is_no_namespace_is_refused(catalog: SqliteCatalog, name: str) -> N
         '{"version": 1, "everybody": true, "allowed": [], "denied": ["Team-a "]}',
         '{"version": 1, "everybody": false, "everybody": true, "allowed": [], "denied": []}',
         '{"version": 1, "everybody": false, "allowed": "team-a", "denied": []}',
+        '{"version": 1, "everybody": false, "allowed": ["team-a", "Team-b "], "denied": []}',
         '{"version": 1, "everybody": true, "allowed": [], "denied": [], "made_of": "a", "within_default": 0}',
     ],
 )
@@ -268,3 +269,31 @@ def test_a_commit_that_is_refused_changes_no_list(catalog: SqliteCatalog) -> Non
     with pytest.raises(OtherKindError):
         made(catalog, "open", "mask", content=1, replace=False)
     assert not access_of(catalog, "open", default="all").listed
+
+
+@promise("A derived data set inherits its source's list before it can be seen, of several the intersection")
+def test_a_list_that_is_set_while_another_is_inherited_is_not_lost(
+    catalog: SqliteCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    catalog.commit(a_record("yolo"))
+    set_access(catalog, "mask", everybody=False, allow=["lab", "team"])
+    read, other = catalog.document, SqliteCatalog(catalog.path)
+    coming = iter(["yolo"])
+
+    def document(kind: str, name: str) -> str | None:
+        text = read(kind, name)
+        if name == "yolo" and next(coming, None):
+            set_access(other, "yolo", everybody=False, allow=["lab", "guests"])
+        return text
+
+    monkeypatch.setattr(catalog, "document", document)
+    inherit_access(catalog, "yolo", ["mask"])
+    assert access_of(other, "yolo", default="all").allowed == ("lab",)
+    other.close()
+
+
+def test_what_is_made_of_itself_keeps_the_list_that_was_chosen(catalog: SqliteCatalog) -> None:
+    set_access(catalog, "mask", everybody=False, allow=["lab"])
+    before = access_of(catalog, "mask", default="all")
+    inherit_access(catalog, "mask", ["mask"])
+    assert access_of(catalog, "mask", default="all") == before

@@ -8,9 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from datacache.catalog.refs import Ref, check_name, check_tag, parse_ref, resolve
+from datacache.catalog.refs import (
+    Ref,
+    check_name,
+    check_tag,
+    forget_volume,
+    parse_ref,
+    plan_removal,
+    remove,
+    resolve,
+    volume_snapshot,
+)
 from datacache.catalog.sqlite.catalog import SqliteCatalog
-from datacache.core.errors import SnapshotNotFoundError, UsageError
+from datacache.core.errors import SnapshotNotFoundError, TagExistsError, UsageError
 from datacache.manifest.model import SnapshotRecord
 from tests.promises import promise
 
@@ -122,3 +132,52 @@ def test_a_failure_says_what_there_is_instead(catalog: SqliteCatalog) -> None:
     with pytest.raises(SnapshotNotFoundError, match="v2") as caught:
         resolve(catalog, "mask@v2")
     assert "v1" in caught.value.hint
+
+
+FIRST, SECOND = record("abcdef" + "0" * 26), record("123456" + "0" * 26)
+
+
+def test_a_removal_is_done_only_while_the_tags_are_as_they_were_planned(catalog: SqliteCatalog) -> None:
+    catalog.commit(FIRST, tags=["a", "b"])
+    of_tag, of_all = plan_removal(catalog, "mask@a"), plan_removal(catalog, "mask@latest", all_tags=True)
+    assert (of_tag.tags, of_tag.kept_tags, of_tag.of_snapshot) == (("a",), ("b",), False)
+    assert (of_all.tags, of_all.kept_tags, of_all.of_snapshot) == (("a", "b"), (), True)
+    catalog.remove_tag("mask", "b", id=FIRST.id)
+    assert not remove(catalog, of_tag)  # it would be the last name
+    catalog.set_tag("mask", "c", FIRST.id)
+    assert not remove(catalog, of_all)  # nobody said that this name may go
+    assert catalog.dataset("mask").tags == {"a": FIRST.id, "c": FIRST.id}
+    assert remove(catalog, plan_removal(catalog, "mask@a"))
+    assert remove(catalog, plan_removal(catalog, "mask@c"))
+    assert catalog.snapshot("mask", FIRST.id) is None
+
+
+def test_a_removal_says_what_is_latest_afterwards(catalog: SqliteCatalog) -> None:
+    third = record("fedcba" + "0" * 26)
+    for each in (FIRST, SECOND, third):
+        catalog.commit(each)
+    for removed, latest in ((FIRST, third), (third, SECOND), (SECOND, None)):
+        planned = plan_removal(catalog, f"mask@{removed.id}")
+        assert planned.latest == ("" if latest is None else latest.id)
+        assert remove(catalog, planned)
+        dataset = catalog.dataset("mask")
+        assert (dataset and dataset.latest) == (latest and latest.id)
+
+
+def test_a_tag_that_looks_like_the_snapshots_own_id_is_no_other_name_for_it(catalog: SqliteCatalog) -> None:
+    catalog.commit(FIRST, tags=[FIRST.id])
+    with pytest.raises(TagExistsError):
+        plan_removal(catalog, f"mask@{FIRST.id}")
+
+
+def test_of_two_nodes_that_resolve_a_volume_at_once_both_show_the_first_answer(catalog: SqliteCatalog) -> None:
+    def slow() -> str:
+        assert volume_snapshot(catalog, "pv", "mask@v1", lambda: "mask@first") == "mask@first"
+        return "mask@second"
+
+    assert volume_snapshot(catalog, "pv", "mask@v1", slow) == "mask@first"
+    assert volume_snapshot(catalog, "pv", "mask@v2", lambda: "mask@third") == "mask@third"  # another reference
+    assert volume_snapshot(catalog, "other", "mask@v1", lambda: "mask@fourth") == "mask@fourth"
+    assert forget_volume(catalog, "pv")
+    assert not forget_volume(catalog, "pv")
+    assert volume_snapshot(catalog, "pv", "mask@v2", lambda: "mask@fifth") == "mask@fifth"

@@ -113,6 +113,37 @@ def test_a_prefix_with_a_namespace_opens_nothing_to_an_unknown_one() -> None:
     assert not BucketRules(["s3://all/${pvc.namespace}"]).allow("s3://all/team", "")
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("subpath", "/a"),
+        ("subpath", "a/../b"),
+        ("subpath", "a\0b"),
+        ("bucket", "s3://lab/../b"),
+        ("bucket", "s3://lab/a/./b"),
+        ("bucket", "s3://lab/a/.."),
+        ("credentials", "none"),
+        ("asked", "mask@v1"),
+    ],
+)
+def test_a_place_that_may_lead_elsewhere_is_refused(name: str, text: str) -> None:
+    with pytest.raises(RequestError, match=name):
+        parse_context({"bucket": "s3://lab/out", name: text})
+
+
+def test_a_volume_was_asked_for_by_the_name_that_it_has() -> None:
+    assert parse_context({"dataset": "mask@v1", "asked": "mask@latest"}).asked == "mask@latest"
+    with pytest.raises(RequestError, match="asked"):
+        parse_context({"dataset": "mask@v1", "asked": "face@v1"})
+
+
+@pytest.mark.parametrize("bucket", ["s3://key:hunter2@lab/out", "s3://hunter2@lab/out"])
+def test_credentials_in_a_buckets_name_are_not_repeated(bucket: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        parse_context({"bucket": bucket})
+    assert "hunter2" not in caught.value.message
+
+
 @pytest.mark.parametrize("prefix", ["s3://all/${pod.name}", "s3://k:s@lab", "s3://"])
 def test_a_wrong_prefix_is_refused_at_the_start(prefix: str) -> None:
     with pytest.raises(SettingsError, match="allowed bucket"):

@@ -27,6 +27,11 @@ def test_a_record_of_a_newer_driver_can_be_read(tmp_path: Path) -> None:
     assert records.complete()
 
 
+def test_only_its_owner_can_look_at_the_records_of_a_node(tmp_path: Path) -> None:
+    Records(tmp_path / "csi")
+    assert {path.stat().st_mode & 0o077 for path in (tmp_path / "csi", *(tmp_path / "csi").iterdir())} == {0}
+
+
 def test_a_record_that_cannot_be_read_is_known_to_be_there(tmp_path: Path) -> None:
     records = Records(tmp_path)
     records.put(_record())

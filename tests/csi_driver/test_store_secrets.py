@@ -80,6 +80,57 @@ def test_a_secret_does_not_lead_to_the_credentials_of_a_store_of_the_node(
     assert not fuse_mount.list_bucket_mounts(settings)
 
 
+@promise("Credentials of a bucket's volume are used by its mount alone")
+def test_inline_volumes_share_a_bucket_only_with_the_same_secret_and_name_no_endpoint(
+    rclone_s3: RcloneS3, bucket: str, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", rclone_s3.endpoint)
+
+    def code(volume: str, namespace: str, secrets: dict[str, str], url: str = f"s3://{bucket}/out") -> str:
+        context = {"bucket": url, "csi.storage.k8s.io/pod.namespace": namespace}
+        request = kubelet.publish_request(volume, context, volume, inline=True, secrets=secrets)
+        return kubelet.code("NodePublishVolume", request)[0]
+
+    good = secret_of(rclone_s3)
+    assert code("a", "lab", good) == "INVALID_ARGUMENT"
+    del good["endpoint_url"]
+    assert code("a", "lab", good) == "OK"
+    for namespace in ("lab", "guests"):  # nobody knows whose a running inline volume is
+        assert code("b", namespace, good | {"secret_access_key": "another"}) == "FAILED_PRECONDITION"
+        assert code("b", namespace, {}) == "PERMISSION_DENIED"
+    assert code("b", "guests", good) == "OK"
+    for volume in ("a", "b"):
+        kubelet.unpublish(volume, volume)
+
+
+@promise("Credentials of a bucket's volume are used by its mount alone")
+def test_a_secret_opens_no_folder_of_the_node(kubelet: Kubelet, settings: Settings, tmp_path: Path) -> None:
+    secret = {"access_key_id": "key", "secret_access_key": "secret"}
+    context = {"bucket": (tmp_path / "of root").as_uri()}
+    inline = kubelet.publish_request("i", context, inline=True, secrets=secret)
+    assert kubelet.code("NodePublishVolume", inline)[0] == "PERMISSION_DENIED"
+    staged = kubelet.stage_request("s", context | {"credentials": "secret"}, secrets=secret)
+    assert kubelet.code("NodeStageVolume", staged)[0] == "PERMISSION_DENIED"
+    assert not fuse_mount.list_bucket_mounts(settings)
+
+
+@promise("Credentials of a bucket's volume are used by its mount alone")
+def test_a_mount_with_the_drivers_credentials_that_no_volume_has_serves_no_secret(
+    rclone_s3: RcloneS3, bucket: str, service: NodeService, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in rclone_s3.env().items():
+        monkeypatch.setenv(name, value)
+    context = {"bucket": f"s3://{bucket}/out", "namespace": "lab"}
+    kubelet.stage("own", context)
+    record = service.records.get("own")
+    assert record is not None
+    service.records.remove("own")  # as a driver that was killed leaves it
+    request = kubelet.stage_request("w", context, secrets=secret_of(rclone_s3, endpoint_url=""))
+    assert kubelet.code("NodeStageVolume", request)[0] == "FAILED_PRECONDITION"
+    service.records.put(record)
+    kubelet.unstage("own")
+
+
 def snapshot_of(server: RcloneS3, bucket: str, monkeypatch: pytest.MonkeyPatch) -> str:
     """A data set of a bucket that the node's own credentials open from now on: NAME@ID."""
     for name, value in server.env().items():

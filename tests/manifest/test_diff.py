@@ -123,8 +123,9 @@ def edited(edit: tuple[list[Entry], list[bytes], int, int]) -> dict[bytes, Entry
 def test_a_diff_is_the_plain_comparison_of_both_lists(a_edit, a_sources, b_edit, b_sources):
     a, b = edited(a_edit), edited(b_edit)
     blobs = Blobs()
-    found = list(diff(build(blobs, a, *a_sources), build(blobs, b, *b_sources)))
-    assert found == expected(a, a_sources, b, b_sources)
+    before, after = build(blobs, a, *a_sources), build(blobs, b, *b_sources)
+    assert list(diff(before, after)) == expected(a, a_sources, b, b_sources)
+    assert [before.object_ref(entry) for entry in before.entries()] == [ref(a_sources, a[path]) for path in sorted(a)]
 
 
 @promise("A diff is exactly the comparison of both lists, and reads only ranges that differ")

@@ -88,6 +88,31 @@ def test_the_same_entries_give_the_same_id_and_another_size_another_id():
     assert build(changed)[0] != one
 
 
+def test_packs_in_any_order_and_twice_give_the_same_id():
+    packs = [BlobId(bytes([number]) * 16) for number in range(20)]
+    ids = set()
+    for given_packs in (packs, packs[::-1], [*packs, *packs]):
+        builder = ManifestBuilder([SOURCE], Blobs().update)
+        builder.add(Entry(b"a", 1, 0))
+        id, root = builder.finish(packs=given_packs)
+        ids.add(id)
+        assert root.packs == tuple(packs)
+    assert len(ids) == 1
+
+
+@promise("A new version writes what changed and shares the rest")
+def test_what_is_known_to_be_in_the_catalog_is_not_put_again():
+    _, blobs = build(numbered(5_000))
+    changed = numbered(5_000)
+    changed[2000] = changed[2000]._replace(etag="0" * 32)
+    builder = ManifestBuilder([SOURCE], (put := Blobs()).update, known=blobs.keys())
+    for entry in changed:
+        builder.add(entry)
+    id, _ = builder.finish()
+    assert len(put) == 2  # the range and the root
+    assert list(Manifest.open(id, Blobs(blobs | put).get_many).entries()) == changed
+
+
 @promise("A new version writes what changed and shares the rest")
 def test_a_change_rewrites_one_range_and_an_insertion_at_most_three():
     _, blobs = build(numbered(5_000))
@@ -257,8 +282,10 @@ def test_out_of_order_and_double_paths_are_refused():
     for paths in ([b"b", b"a"], [b"a", b"a"]):
         with pytest.raises(CatalogError, match="twice or out of order"):
             build([Entry(path, 1, 0) for path in paths])
-    with pytest.raises(UsageError):
-        build([Entry(b"", 1, 0)])
+    for unusable in (b"", b"x" * 65_536):
+        with pytest.raises(UsageError):
+            build([Entry(unusable, 1, 0)])
+    assert opened([b"x" * 65_535]).path(0) == b"x" * 65_535
 
 
 def test_the_objects_of_entries_are_under_the_prefix_unless_they_have_a_key():
