@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from datacache.core.errors import StagingBusyError, StagingFullError
+from datacache.core.errors import StagingBusyError, StagingError, StagingFullError
 from datacache.settings import Settings
+from datacache.writeback import engine as engine_module
 from datacache.writeback.draft import INLINE_BYTES, Draft
 from datacache.writeback.model import (
     WRITER,
@@ -24,6 +25,7 @@ from datacache.writeback.model import (
     encode_pending,
     read_attributes,
 )
+from datacache.writeback.staging import area as area_module
 from tests.promises import promise
 from tests.writeback.upload_rig import FILE, FOLDER, PREFIX, SMALL_BYTES, Rig
 
@@ -71,6 +73,41 @@ def test_versions_grow_over_processes_even_when_nothing_is_pending(open_rig):
     assert rig.engine.pendings() == []
     rig = open_rig()
     assert rig.put("a", b"1") > first
+
+
+def test_versions_grow_over_processes_although_the_clock_was_set_back(open_rig, monkeypatch):
+    rig = open_rig()
+    first = rig.put("a", b"1")
+    monkeypatch.setattr(engine_module.time, "time_ns", lambda: 0)
+    rig = open_rig()
+    assert rig.put("b", b"1") > first
+
+
+@pytest.mark.parametrize("size", [1000, len(LARGE) + 1000])
+def test_a_file_whose_size_changed_before_a_kill_is_uploaded_as_it_is(open_rig, size):
+    rig = open_rig()
+    version = rig.put("a", LARGE)
+    path = rig.files.path(rig.engine.get("a").content.file)
+    os.truncate(path, size)  # by a program that was not at its next close or fsync
+    rig = open_rig()
+    assert rig.engine.get("a").version > version
+    claim = rig.claims.begin("a")
+    reader = rig.claims.open_content(claim)
+    assert bytes(reader.read(0, reader.size_bytes)) == path.read_bytes()
+    assert reader.size_bytes == size
+
+
+@promise("A process that lost an area to another node records and uploads nothing more")
+def test_a_former_owner_of_the_area_records_nothing_more(open_rig, monkeypatch):
+    monkeypatch.setattr(area_module, "_CHECK_EVERY_S", 0.0)
+    rig = open_rig()
+    owner, (log,) = rig.area.folder / "owner.json", rig.area.journal_folder.glob("*.log")
+    ours, recorded = owner.read_text(), log.read_bytes()
+    owner.write_text(ours.replace(rig.area.owner.token, "of another"))
+    with pytest.raises(StagingError, match="taken over"):
+        rig.put("a", b"1")
+    assert log.read_bytes() == recorded
+    owner.write_text(ours)
 
 
 def test_a_file_that_was_never_uploaded_and_is_deleted_leaves_nothing(open_rig):
@@ -234,6 +271,27 @@ def test_what_must_be_copied_from_blocks_what_would_overwrite_it(open_rig):
     rig.rename(("a", "b"))
     assert rig.claims.blockers("a") == ["b"]
     assert rig.claims.blockers("b") == []
+
+
+@promise("An object that a rename still has to copy is neither overwritten nor deleted")
+def test_a_key_that_is_to_be_copied_follows_its_object_when_that_gets_new_attributes(open_rig):
+    rig = open_rig()
+    rig.known["a"] = _info("e1")
+    rig.chmod("a", FILE._replace(mode=stat.S_IFREG | 0o600))
+    claim = rig.claims.begin("a")
+    rig.rename(("a", "b"))
+    rig.claims.finish(claim, _info("e2"))
+    assert rig.engine.get("b").content == Stored("a", 1, "e2")
+
+
+def test_all_that_is_recorded_is_durable_before_an_object_may_be_deleted(open_rig):
+    rig = open_rig()
+    with rig.engine.lock:  # the thread that commits in the background waits for it
+        gone, _ = rig.engine.plan_deletion("a", base="e1")
+        ticket = rig.engine.record([*gone, rig.engine.plan_change("b", FILE, Logged(1), base="")], blobs={"b": b"1"})
+        assert not rig.engine.is_durable(ticket)
+        assert rig.claims.begin("a") is not None
+        assert rig.engine.is_durable(ticket)
 
 
 def test_a_key_is_not_claimed_in_a_version_whose_blockers_nobody_looked_at(open_rig):

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from datacache.writeback.journal import segments as journal_segments
 from datacache.writeback.journal.journal import Change, Journal
+from tests.power_cut import cut_disk
 from tests.promises import promise
 
 State = dict[str, tuple[bytes, bytes]]
@@ -145,6 +146,38 @@ def test_the_last_commit_may_be_cut_at_every_byte(tmp_path: Path) -> None:
     assert found.durable == 3
     for cut in range(found.tail_at, len(whole) + 1):
         check(found, whole[:cut], tmp_path)
+
+
+@promise("`close`, `fsync` and `fdatasync` make all that was written durable, with attributes")
+def test_a_power_cut_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
+    draw = random.Random(6)
+    state: State = {}
+    with cut_disk(tmp_path) as disk:
+        cuts: list[tuple[Path, list[State]]] = []
+
+        def look_before_it_is_durable() -> None:
+            if draw.random() < 0.1:
+                disk.sync()  # of what is only written any part may be on the disk, what was removed included
+                cuts.append((disk.cut(), [state, after]))
+
+        journal = Journal(
+            disk.folder / "journal", segment_bytes=4096, ballast_bytes=0, before_write=look_before_it_is_durable
+        )
+        for number in range(200):
+            group = [
+                Change(str(draw.randrange(20)), None if draw.random() < 0.3 else b"%d" % number, draw.randbytes(300))
+                for _ in range(3)
+            ]
+            after = apply(state, group)
+            journal.commit(journal.append(group))
+            state = after
+            if draw.random() < 0.1:
+                cuts.append((disk.cut(), [state]))
+        assert min((disk.folder / "journal").glob("*.log")).name > "00000010.log", "nothing was cleaned"
+        journal.close()
+        for cut, allowed in cuts:
+            with disk.after(cut) as folder:
+                assert contents(folder / "journal") in allowed
 
 
 # The child: threads write groups that belong together and say which were acknowledged. Thread t, group n: "t" says n,

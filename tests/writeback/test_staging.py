@@ -18,6 +18,7 @@ from datacache.core.errors import StagingBusyError, StagingError, UsageError
 from datacache.writeback.staging import area as staging
 from datacache.writeback.staging.area import StagingArea, areas, discard_clean
 from tests.promises import promise
+from tests.writeback.test_journal_disk import fill
 
 URL = "s3://faces/checkpoints"
 NOBODY = 65534
@@ -149,6 +150,26 @@ def test_an_area_that_was_moved_away_is_noticed(tmp_path, monkeypatch):
         with pytest.raises(StagingError, match="is gone"):
             area.check()
     with pytest.raises(StagingError, match="closed"):
+        area.check()
+
+
+@promise("An area that was moved away or deleted is noticed")
+def test_an_area_whose_lock_is_another_file_by_now_is_noticed(tmp_path, monkeypatch):
+    monkeypatch.setattr(staging, "_CHECK_EVERY_S", 0.0)
+    with StagingArea.open(tmp_path, URL, who="/mnt/a") as area:
+        (area.folder / "lock").rename(tmp_path / "elsewhere")
+        (area.folder / "lock").touch()
+        with pytest.raises(StagingError, match="replaced"):
+            area.check()
+
+
+def test_on_a_full_disk_the_next_owner_says_who_it_is_over_a_killed_one(disk):
+    root = disk("size=64k")
+    killed = StagingArea.open(root, URL, who=f"/mnt/{'a' * 1000}")
+    os.close(killed._lock)  # as a kill does
+    fill(root / "filler")
+    with StagingArea.open(root, URL, who="/mnt/b") as area:
+        assert [found.owner for found in areas(root)] == [area.owner]
         area.check()
 
 
@@ -295,9 +316,13 @@ def test_an_area_is_deleted_only_where_its_owner_left_it_clean(tmp_path):
     conflict = make("conflict")
     (conflict.folder / "conflicts.jsonl").write_text("1")
     conflict.close()
-    for folder in (died.folder, conflict.folder, tmp_path / "nothing"):
+    loss = make("loss")
+    (loss.folder / "losses.json").write_text("1")
+    loss.close()
+    for folder in (died.folder, conflict.folder, loss.folder, tmp_path / "nothing"):
         assert not discard_clean(folder)
     assert discard_clean(held.folder)
     assert not held.folder.exists()
     assert died.folder.exists()
     assert conflict.folder.exists()
+    assert loss.folder.exists()
