@@ -13,8 +13,10 @@ import re
 import shlex
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -36,7 +38,9 @@ if TYPE_CHECKING:
 _RESEND_SINCE = (6, 9)
 _NEEDED_SINCE = (5, 1)
 _FILES_WANTED = 4096
-_STORES_ASKED = 5
+_STORES_ASKED = 20
+_ANSWER_S = 10.0
+"""How long all stores together may take to answer."""
 
 
 class Check(NamedTuple):
@@ -249,32 +253,59 @@ def staging(settings: Settings) -> Check:
 
 
 def _catalog_and_stores(app: App) -> Iterator[Check]:
-    origins: dict[str, None] = {store.url: None for store in app.settings.stores}
+    places = {store.url: app.settings for store in app.settings.stores}
+    for mount in fuse_mount.list_bucket_mounts(app.settings):
+        credentials = Path(mount.config.credentials or app.settings.credentials_dir)
+        places[mount.url] = replace(app.settings, credentials=credentials)
     try:
         with app.catalog() as catalog:
+            for info in fuse_mount.list_mounts(app.settings):
+                with suppress(DatacacheError), api.open_mounted(info.ref, app.settings) as snapshot:
+                    for source in snapshot.manifest.root.sources:
+                        if not source.store.startswith("catalog:"):  # packs
+                            places.setdefault(f"{source.store}/{source.prefix}", app.settings)
             found = catalog.datasets()
             yield Check("catalog", "ok", f"{catalog.url}: {count(len(found), 'dataset')}")
             for dataset in found[:50]:
                 record = catalog.snapshot(dataset.name, dataset.latest)
                 # Not the places of those that were converted or imported.
                 if record is not None and (record.lineage is None or record.lineage.command == "create"):
-                    origins[record.origin] = None
+                    places.setdefault(record.origin, app.settings)
     except DatacacheError as exc:
         yield Check("catalog", "fail", exc.message, exc.hint)
-    seen: set[str] = set()
-    for url in origins:
-        try:
-            store_url, _prefix = api.split_url(url)
-            if store_url in seen:
-                continue
-            seen.add(store_url)
-            # One page of a listing says whether a store is there and lets us in.
-            empty = "; it is empty" if api.is_empty(url, app.settings) else ""
-            yield Check("store", "ok", f"{url} can be listed{empty}")
-        except DatacacheError as exc:
-            yield Check("store", "fail", exc.message, exc.hint)
-        if len(seen) >= _STORES_ASKED:
-            break
+    yield from stores(places)
+
+
+def stores(places: Mapping[str, Settings]) -> Iterator[Check]:
+    """Tell of each store of these URLs whether it can be listed, once; of folders each is one. All are asked at the
+    same time."""
+    distinct: dict[tuple[str, Path], str] = {}
+    for url, settings in places.items():
+        with suppress(DatacacheError):
+            distinct.setdefault((_store_of(url), settings.credentials_dir), url)
+    asked = list(distinct.values())[:_STORES_ASKED]
+    threads = ThreadPoolExecutor(_STORES_ASKED, thread_name_prefix="store")
+    try:
+        answers = {url: threads.submit(_look_at, url, places[url]) for url in asked}
+        wait(answers.values(), _ANSWER_S)
+        for url, answer in answers.items():
+            silent = Check("store", "fail", f"{url} has not answered for {_ANSWER_S:.0f} s", "Is its server reachable?")
+            yield answer.result() if answer.done() else silent
+    finally:
+        threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _store_of(url: str) -> str:
+    store, prefix = api.split_url(url)
+    return store if store != "file://" else f"{store}/{prefix.rstrip('/')}"
+
+
+def _look_at(url: str, settings: Settings) -> Check:
+    """Ask for one page of a listing: it says whether a store is there and lets us in."""
+    try:
+        return Check("store", "ok", f"{url} can be listed" + ("; it is empty" if api.is_empty(url, settings) else ""))
+    except DatacacheError as exc:
+        return Check("store", "fail", exc.message, exc.hint)
 
 
 def _daemon(settings: Settings) -> Iterator[Check]:

@@ -5,16 +5,20 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 import threading
 import time
 import uuid
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from datacache.settings import StoreOptions, load_settings
+from dataset_cli.commands import doctor
 from dataset_cli.commands.writes import error_lines
 from tests import leftovers
 from tests.cli.conftest import ROOT, Dsctl
@@ -85,6 +89,34 @@ def test_a_shell_in_the_mount_is_named_and_the_command_that_it_started_is_not(
     done = subprocess.run(command, cwd=folder, env=os.environ | {"PYTHONPATH": str(ROOT)}, check=False)
     assert done.returncode == 0
     assert not os.path.ismount(folder)
+
+
+def test_doctor_asks_each_store_of_a_mount_once_and_none_for_long(
+    dsctl: Dsctl, url: str, place: Path, folder: Path, rclone_s3: RcloneS3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = rclone_s3.make_bucket(f"cli-{uuid.uuid4().hex[:12]}")
+    (other / "a").write_bytes(b"1")
+    snapshot = folder.with_name("snapshot")
+    snapshot.mkdir()
+    assert dsctl("snapshot", "create", "mask", "--from", f"s3://{other.name}").code == 0
+    assert dsctl("mount", "mask", snapshot).code == 0
+    assert dsctl("snapshot", "rm", "mask@latest", "--yes").code == 0
+    assert dsctl("mount", "--rw", url, folder).code == 0
+    told = [check for check in dsctl("doctor", "--json").json["checks"] if check["name"] == "store"]
+    assert [(check["state"], check["message"].split()[0].rstrip("/")) for check in told] == [
+        ("ok", url),
+        ("ok", f"s3://{other.name}"),
+    ]
+    settings = load_settings()
+    monkeypatch.setattr(doctor, "_ANSWER_S", 1.0)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        hangs = StoreOptions(
+            name="silent", url="s3://silent", endpoint_url=f"http://127.0.0.1:{silent.getsockname()[1]}"
+        )
+        both = replace(settings, stores=(*settings.stores, hangs), store_timeout_s=60.0)
+        found = list(doctor.stores({"s3://silent/a": both, "s3://silent/b": both, url: both}))
+    assert [(check.state, check.message.split()[0]) for check in found] == [("fail", "s3://silent/a"), ("ok", url)]
+    assert "has not answered" in found[0].message
 
 
 def test_status_and_metrics_show_a_mount(dsctl: Dsctl, url: str, folder: Path) -> None:
