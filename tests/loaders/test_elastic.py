@@ -400,6 +400,45 @@ def test_two_iterations_at_once_are_refused(store: TaskStore) -> None:
         next(iter(elastic))
 
 
+def test_a_queue_that_is_reset_to_another_data_set_meanwhile_is_refused_and_keeps_no_lease(store: TaskStore) -> None:
+    elastic = ElasticDataset(Numbers(), make_queue(store, records=4), batch_size=4)
+    batches = iter(elastic)
+    next(batches)
+    queue = TaskQueue.create(store, "job", [Span("z", 0, 40)], TaskParameters(records=40, lease_s=3600), reset=True)
+    with pytest.raises(TasksError, match="was reset to another data set"):
+        samples(batches)
+    assert states(queue) == {"todo": 1}
+
+
+def test_a_child_of_the_training_gives_none_of_its_leases_back(store: TaskStore) -> None:
+    queue = make_queue(store, records=4)
+    elastic = ElasticDataset(Numbers(), queue, batch_size=4, num_workers=1)
+    batches = iter(elastic)
+    first = next(batches).tolist()
+    held = states(queue)["doing"]
+    child = multiprocessing.get_context("fork").Process(target=elastic.close)
+    child.start()
+    child.join()
+    assert child.exitcode == 0
+    assert states(queue)["doing"] == held
+    assert sorted(first + samples(batches)) == list(range(40))
+    assert elastic.lost == 0
+
+
+def test_leases_are_renewed_in_a_second_iteration_too(store: TaskStore) -> None:
+    assert isinstance(store, SqliteTasks)
+    elastic = ElasticDataset(Numbers(), make_queue(store, lease_s=0.3), batch_size=4)
+    used = next(iter(elastic)).tolist()  # the loop was left, so its leases are given back
+    assert lease_ends(store) == []
+    batches = iter(elastic)
+    used += next(batches).tolist()
+    ends = lease_ends(store)
+    while lease_ends(store) == ends:
+        threading.Event().wait(0.01)
+    used += samples(batches)
+    assert set(used) == set(range(40))
+
+
 # --- our datasets -----------------------------------------------------------------------------------------------------
 
 

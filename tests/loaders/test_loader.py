@@ -122,6 +122,22 @@ def test_a_state_counts_the_batches_the_training_got_and_not_those_that_are_read
     assert sorted(again) == list(range(SIZE))
 
 
+def test_steps_are_counted_on_where_a_state_was_saved_and_anew_in_the_next_epoch():
+    before = _make(rank=0, world=2)
+    _some(before, 3)
+    steps: list[Any] = []
+    resumed = _make(rank=1, world=2, on_step=steps.append)
+    resumed.load_state_dict(before.state_dict())
+    _rest(resumed)
+    _rest(resumed)
+    places = [(step.epoch, step.step) for step in steps]
+    assert places == [*((0, step) for step in range(3, 7)), *((1, step) for step in range(7))]
+    resumed.load_state_dict(before.state_dict())
+    resumed.set_epoch(5)
+    _rest(resumed)
+    assert (steps[-7].epoch, steps[-7].step) == (5, 0)
+
+
 def test_a_training_goes_on_with_other_ranks_and_again_after_that():
     seen = []
     first = [_make(rank=rank, world=2) for rank in range(2)]
@@ -269,15 +285,16 @@ def test_a_loader_draws_none_of_the_users_random_numbers():
     assert torch.rand(3).tolist() == expected
 
 
-def test_what_workers_draw_follows_from_seed_and_epoch():
-    def drawn(seed: int, epoch: int) -> list[int]:
-        with _make(Draws(), num_workers=1, seed=seed) as batches:
+def test_what_workers_draw_follows_from_seed_epoch_and_rank():
+    def drawn(seed: int, epoch: int, rank: int = 0) -> list[int]:
+        with _make(Draws(), num_workers=1, seed=seed, rank=rank, world=2) as batches:
             batches.set_epoch(epoch)
             return _rest(batches)
 
     assert drawn(1, 1) == drawn(1, 1)
     assert drawn(1, 1) != drawn(1, 2)
     assert drawn(1, 1) != drawn(2, 1)
+    assert drawn(1, 1) != drawn(1, 1, rank=1)
 
 
 def test_workers_are_begun_as_the_user_says(tmp_path):

@@ -113,9 +113,10 @@ def test_a_position_outside_of_a_permutation_is_an_error() -> None:
 def test_epochs_and_seeds_have_orders_of_their_own() -> None:
     orders = {tuple(EpochOrder(50, seed=seed, epoch=epoch).take(0, 50)) for seed in range(5) for epoch in range(5)}
     assert len(orders) == 25
-    assert (
-        EpochOrder(50, seed=3, epoch=4).take(0, 50).tolist() == EpochOrder(50, seed=3).of_epoch(4).take(0, 50).tolist()
-    )
+    kinds: list[dict[str, Any]] = [{}, {"shuffle": "none"}, {"shuffle": "blocks", "groups": [5] * 10, "window": 2}]
+    for kind in kinds:
+        fourth = EpochOrder(50, seed=3, epoch=4, **kind)
+        assert fourth.take(0, 50).tolist() == EpochOrder(50, seed=3, **kind).of_epoch(4).take(0, 50).tolist()
 
 
 def test_without_shuffle_samples_come_as_they_are_numbered() -> None:
@@ -328,6 +329,7 @@ def _state(**changes: Any) -> dict[str, Any]:
         ([_state(), _state(rank=1), _state(rank=1)], "twice"),
         ([_state(), _state(rank=1, epoch=1)], "epoch is 0 for rank 0 and 1 for rank 1"),
         ([_state(), _state(rank=1, world=3)], "world is 2 for rank 0 and 3 for rank 1"),
+        ([_state(), _state(rank=1, stages=[{"world": 2, "taken": 1}])], "stages is"),
     ],
 )
 def test_a_wrong_state_is_an_error_that_says_what_differs(states: Any, message: str) -> None:
@@ -335,10 +337,12 @@ def test_a_wrong_state_is_an_error_that_says_what_differs(states: Any, message: 
         resumed(EpochOrder(100, seed=1), states, 3)
 
 
-def test_a_state_of_other_groups_is_an_error() -> None:
-    state = RankOrder(EpochOrder(10, shuffle="blocks", groups=[5, 5])).state_dict(3)
+def test_a_state_of_other_groups_or_another_window_is_an_error() -> None:
+    state = RankOrder(EpochOrder(10, shuffle="blocks", groups=[5, 5], window=2)).state_dict(3)
     with pytest.raises(UsageError, match="its groups is"):
-        resumed(EpochOrder(10, shuffle="blocks", groups=[4, 6]), state, 1)
+        resumed(EpochOrder(10, shuffle="blocks", groups=[4, 6], window=2), state, 1)
+    with pytest.raises(UsageError, match="its window is 2, not 1"):
+        resumed(EpochOrder(10, shuffle="blocks", groups=[5, 5], window=1), state, 1)
 
 
 def test_a_rank_cannot_have_taken_more_than_it_has() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import os
@@ -179,6 +180,8 @@ def test_a_wrong_state_changes_nothing() -> None:
     next(given)
     with pytest.raises(UsageError, match="its size is 90, not 100"):
         sampler.load_state_dict(EpochSampler(90, rank=0, world=1).state_dict())
+    with pytest.raises(UsageError, match="took 101 samples, and there were 100"):
+        sampler.load_state_dict(sampler.state_dict() | {"taken": 101})
     assert sampler.state_dict()["taken"] == 1
 
 
@@ -339,6 +342,15 @@ def test_an_order_that_is_given_up_is_not_published_any_longer(tmp_path: Path, s
     next(given)
     assert len(os.listdir(lookahead_dir(settings.home, settings.ram_dir))) == 1
     given.close()
+    assert os.listdir(lookahead_dir(settings.home, settings.ram_dir)) == []
+    assert len(list(sampler)) == 200
+    copy = pickle.loads(pickle.dumps(sampler))  # its order is the original's to publish and to take back
+    assert copy.state_dict() == sampler.state_dict()
+    del copy
+    gc.collect()
+    assert len(os.listdir(lookahead_dir(settings.home, settings.ram_dir))) == 1
+    del sampler, given
+    gc.collect()
     assert os.listdir(lookahead_dir(settings.home, settings.ram_dir)) == []
 
 

@@ -23,8 +23,8 @@ from datacache.catalog.tasks.mongo import MongoTasks
 from datacache.catalog.tasks.sqlite import _AHEAD, _CLAIMED, _EXPIRED, _TODO, SqliteTasks
 from datacache.core.errors import LeaseLostError, TasksError
 from datacache.core.packed import MOST_BYTES
-from datacache.loaders.tasks.plan import Plan
-from datacache.loaders.tasks.queue import Span, TaskQueue, Wait
+from datacache.loaders.tasks.plan import Plan, TaskParameters, new_tasks, record_key
+from datacache.loaders.tasks.queue import Span, Task, TaskQueue, Wait
 from tests.catalog.test_sqlite import in_read_only
 from tests.conformance.catalog import a_record
 from tests.conformance.tasks import TasksConformance, fetch, make_queue, records, use_all
@@ -279,6 +279,28 @@ except CatalogError as exc:
     print(exc)
 """
     assert "cannot be written" in in_read_only(path.parent, script)
+
+
+# --- the plan ---------------------------------------------------------------------------------------------------------
+
+
+@promise("The order of tasks is the same on every machine and in both databases")
+def test_the_order_of_tasks_and_of_their_records_never_changes_between_releases() -> None:
+    # A checkpoint says how many records of a task were used: in another order these are other records.
+    def orders(seed: int, epoch: int) -> tuple[tuple[int, ...], ...]:
+        parameters = TaskParameters(records=6, seed=seed)
+        tasks = new_tasks(Plan([("a", 20), ("b", 15), ("c", 5)]), parameters, epoch)
+        left = []
+        for number in (0, 1):
+            lease = Leased(1, epoch, number, "a", 6 * number, 6, 0, 1, "claim")
+            task = Task("job", lease, 60.0, record_key(parameters, epoch, number), 0)
+            left.append(tuple((task.left() - task.start).tolist()))
+        return tuple(task.place for task in tasks), *left
+
+    assert orders(7, 2) == ((1, 7, 6, 0, 2, 3, 5, 4), (2, 5, 1, 4, 3, 0), (3, 1, 4, 0, 5, 2))
+    every = [orders(seed, epoch) for seed in (7, 8) for epoch in (0, 1, 2)]
+    assert len({places for places, *_ in every}) == len(every)
+    assert len({left for _, *of_two in every for left in of_two}) == 2 * len(every)
 
 
 # --- both -------------------------------------------------------------------------------------------------------------
