@@ -256,6 +256,25 @@ def test_records_left_out_behind_a_batch_that_cannot_be_read_are_done_with(store
     assert states(queue) == {"done": 1, "failed": 2}
 
 
+def test_records_left_out_at_the_end_are_not_reported_before_those_in_front_of_them_are_used(store: TaskStore) -> None:
+    queue = make_queue(store, records=20)
+    options: dict[str, Any] = {"num_workers": 1, "prefetch_factor": 4, "report_every_s": 0}
+    elastic = ElasticDataset(Numbers(), queue, batch_size=16, drop_last=True, **options)
+    batches = iter(elastic)
+    next(batches)
+    assert elastic.dropped == 8  # the worker is ahead
+    batches.close()  # type: ignore[attr-defined]
+    assert sorted(samples(ElasticDataset(Numbers(), queue, batch_size=16))) == list(range(40))
+
+
+def test_a_task_that_failed_goes_on_behind_what_was_used_of_it(store: TaskStore) -> None:
+    queue = make_queue(store, records=20, shuffle=False)
+    elastic = ElasticDataset(Numbers(broken=13), queue, batch_size=2, report_every_s=3600)
+    with pytest.raises(ShardError):
+        samples(elastic)
+    assert sorted(samples(ElasticDataset(Numbers(), queue, batch_size=2))) == list(range(12, 40))
+
+
 def test_a_loop_that_was_left_goes_on_in_the_same_with(store: TaskStore) -> None:
     queue = make_queue(store, records=4)
     with ElasticDataset(Numbers(), queue, batch_size=4, num_workers=2) as elastic:
