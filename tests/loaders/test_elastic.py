@@ -267,6 +267,14 @@ def test_records_left_out_at_the_end_are_not_reported_before_those_in_front_of_t
     assert sorted(samples(ElasticDataset(Numbers(), queue, batch_size=16))) == list(range(40))
 
 
+def test_what_was_used_and_not_reported_yet_is_reported_when_the_rest_is_given_back(store: TaskStore) -> None:
+    queue = make_queue(store, records=20)
+    batches = iter(ElasticDataset(Numbers(), queue, batch_size=4, report_every_s=3600))
+    used = [next(batches).tolist() for _batch in range(3)]
+    batches.close()  # type: ignore[attr-defined]
+    assert sorted(samples(ElasticDataset(Numbers(), queue, batch_size=4)) + used[0] + used[1]) == list(range(40))
+
+
 def test_a_task_that_failed_goes_on_behind_what_was_used_of_it(store: TaskStore) -> None:
     queue = make_queue(store, records=20, shuffle=False)
     elastic = ElasticDataset(Numbers(broken=13), queue, batch_size=2, report_every_s=3600)
