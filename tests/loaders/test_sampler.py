@@ -338,8 +338,10 @@ def test_an_order_that_is_given_up_is_not_published_any_longer(tmp_path: Path, s
         (tmp_path / "a" / f"{number:03}.txt").write_text(str(number))
     create_snapshot("numbers", f"file://{tmp_path}/a", settings=settings)
     sampler = EpochSampler(SnapshotDataset("numbers@latest", target=None, settings=settings), rank=0, world=1)
-    given = iter(sampler)
+    late, given = iter(sampler), iter(sampler)
+    next(late)
     next(given)
+    late.close()  # takes back no order but its own
     assert len(os.listdir(lookahead_dir(settings.home, settings.ram_dir))) == 1
     given.close()
     assert os.listdir(lookahead_dir(settings.home, settings.ram_dir)) == []
