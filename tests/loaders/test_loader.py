@@ -19,6 +19,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from datacache.core import counters
 from datacache.core.errors import UsageError
 from datacache.loaders.loader import Loader, loader
+from datacache.loaders.packed import EmptyBatch
 from datacache.loaders.tuning import clock as timing
 from datacache.settings import load_settings
 from datacache.tiers.memory import counters_dir
@@ -44,6 +45,13 @@ class Fails(Numbers):
         if sample == 50:
             raise RuntimeError("sample 50 is broken")
         return torch.tensor(sample)
+
+
+class Skips(Numbers):
+    """Leaves samples out of batches, as our datasets do."""
+
+    def __getitems__(self, samples: list[int]) -> list[torch.Tensor]:
+        return [torch.tensor(sample) for sample in samples if not 8 <= sample < 24] or EmptyBatch(0)
 
 
 class Pids(Numbers):
@@ -158,9 +166,39 @@ def test_a_state_of_the_end_of_an_epoch_goes_on_with_the_next():
     for drop_last in (False, True):
         batches, resumed = _make(drop_last=drop_last), _make(drop_last=drop_last)
         _rest(batches)
-        resumed.load_state_dict(batches.state_dict())
+        state = batches.state_dict()
+        resumed.load_state_dict(state)
+        resumed.set_epoch(0)  # whoever names the epoch gets what is left of it
+        assert _rest(resumed) == []
+        assert resumed.epoch == 0
+        resumed.set_epoch(0)
+        resumed.load_state_dict(state)
         assert _rest(resumed) == _rest(batches)
         assert resumed.epoch == batches.epoch == 1
+
+
+def test_ranks_of_which_none_has_a_whole_batch_left_go_on_with_the_next_epoch():
+    batches, resumed = (_make(rank=0, world=2, even="uneven", batch_size=6, drop_last=True) for _ in range(2))
+    _rest(batches)
+    resumed.load_state_dict(batches.state_dict())  # 7 samples of 103 are left to both
+    assert len(_rest(resumed)) == 48
+    assert resumed.epoch == 1
+
+
+def test_a_state_counts_from_the_beginning_of_the_epoch_that_was_set():
+    batches = _make()
+    _some(batches, 5)
+    assert batches.remaining == 8
+    batches.set_epoch(4)
+    state = batches.state_dict()
+    assert (state["epoch"], state["taken"], batches.remaining) == (4, 0, 13)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_batch_of_which_all_samples_were_skipped_counts_as_used(workers):
+    with _make(Skips(), shuffle=False, num_workers=workers) as batches:
+        assert _some(batches, 2) == [*range(8), *range(24, 32)]
+        assert batches.state_dict()["taken"] == 32
 
 
 def test_ranks_with_a_sample_more_or_less_agree_on_the_epoch():
