@@ -92,19 +92,19 @@ def pod(kubelet: Kubelet, masks: dict[str, str]) -> Iterator[Pod]:
 
 def kill_mounts(settings: Settings) -> None:
     """All processes of all mounts of the home, and whatever could bring them back."""
-    while found := _processes_of(settings.home):
+    while found := _processes_of(settings.home, b"fuse_mount", b"datacache.daemon"):
         for pid in found:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
 
-def _processes_of(home: Path) -> list[int]:
-    """Those of mounts and the daemon that run."""
+def _processes_of(home: Path, *programs: bytes) -> list[int]:
+    """Those of a home that run one of these programs."""
     found = []
     for pid in leftovers.processes_with("DATACACHE_HOME", lambda value: value == str(home)):
         with contextlib.suppress(OSError):
             words = Path(f"/proc/{pid}/cmdline").read_bytes()  # empty for one that has ended
-            if b"fuse_mount" in words or b"datacache.daemon" in words:
+            if any(program in words for program in programs):
                 found.append(pid)
     return found
 
@@ -243,11 +243,7 @@ def test_a_mount_that_does_not_answer_holds_no_call_up(
     target = kubelet.show("v", context)
     (info,) = fuse_mount.list_mounts(settings)
     os.kill(info.pid, signal.SIGSTOP)  # first, as it starts the others
-    stopped = [
-        pid
-        for pid in leftovers.processes_with("DATACACHE_HOME", lambda home: home == str(settings.home))
-        if b"fuse_mount" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    ]
+    stopped = _processes_of(settings.home, b"fuse_mount")
     assert {info.pid, *info.workers} <= {*stopped}
     for pid in stopped:
         os.kill(pid, signal.SIGSTOP)

@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 import sysconfig
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -78,11 +79,14 @@ def test_a_busy_mount_stays_and_names_who_uses_it(folder: Path, mounter: Mounter
         with pytest.raises(MountError, match="is busy"):
             fuse_mount.stop(info.mountpoint, settings)
         os.kill(info.pid, signal.SIGTERM)  # refused as well, and said so in the log
+        deadline = time.monotonic() + 60
+        while f"{os.getpid()} (" not in info.log.read_text():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
         assert fuse_mount.status(info.mountpoint, settings).pid == info.pid
         assert len(file.read()) == 24 * 2**20
     fuse_mount.stop(info.mountpoint, settings)
     assert ended(info.pid)
-    assert f"{os.getpid()} (" in info.log.read_text()
 
 
 def test_a_mount_that_nobody_is_seen_to_use_is_tried_again_and_users_are_looked_for_twice(

@@ -16,7 +16,7 @@ from datacache.daemon.keeper import is_connected
 from datacache.settings import Settings
 from fuse_mount import MountInfo
 from fuse_mount.kernel import session
-from fuse_mount.lifecycle import keeping
+from fuse_mount.lifecycle import keeping, pool
 from fuse_mount.lifecycle.state import MountFiles
 from tests.fuse_mount.conftest import Mounter, files_below
 from tests.fuse_mount.mount_processes import wait_until
@@ -97,9 +97,10 @@ def test_a_mount_in_the_place_of_one_that_was_detached_is_not_touched_by_that_on
 
 
 def test_a_supervisor_that_did_not_hear_of_its_hand_over_hands_over_when_it_looks(
-    folder: Path, mounter: Mounter, settings: Settings
+    folder: Path, mounter: Mounter, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     info = mounter()
+    monkeypatch.setattr(pool, "_HELLO_TIMEOUT_S", 0.1)  # of the one that stands still
     files = MountFiles(settings.home, info.mountpoint)
     os.kill(info.pid, signal.SIGSTOP)
     (files.folder / files.socket_name).unlink()  # as if it were dead
