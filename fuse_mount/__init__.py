@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from fuse_mount.lifecycle.launch import mount_snapshot as mount_snapshot
     from fuse_mount.lifecycle.launch import set_quota as set_quota
     from fuse_mount.lifecycle.launch import status as status
-    from fuse_mount.lifecycle.launch import stop as stop
     from fuse_mount.lifecycle.launch import stop_server as stop_server
     from fuse_mount.lifecycle.launch import take_away_dead as take_away_dead
     from fuse_mount.lifecycle.launch import takeover as takeover

@@ -320,11 +320,6 @@ def _await_end(info: MountInfo) -> None:
         time.sleep(_LOOK_EVERY_S)
 
 
-def stop(mountpoint: str | Path, settings: Settings, *, lazy: bool = False) -> None:
-    """Have a snapshot's supervisor unmount, with its rights. Raises `MountError` when it is busy or none answers."""
-    MountFiles(settings.home, session.resolved(mountpoint)).ask({"op": "stop", "lazy": lazy})
-
-
 def stop_server(info: BucketInfo, *, flush_s: float, lazy: bool, progress: Progress | None = None) -> dict[str, Any]:
     """Have the server unmount, upload for `flush_s` at most, and end; what is left then. `MountError` when the mount is
     busy (it names who uses it) or no server answers."""

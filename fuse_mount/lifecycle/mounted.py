@@ -5,7 +5,6 @@ Used by `supervisor`, in its one thread. Nothing here waits.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import socket
@@ -64,8 +63,8 @@ class Mounted:
         self.deadline: float | None = None
         """The time from which what still serves it here is not waited for any more."""
         self.open_until = 0.0
-        self.unmounts: list[tuple[session.Unmounting, socket.socket | None]] = []
-        """Asked for and not done yet, by a signal or over a connection, which is answered."""
+        self.unmounts: list[session.Unmounting] = []
+        """Asked for by a signal, and not done yet."""
         self._facts = facts
         self._callers: ipc.Callers | None = None
         self._line: KeeperLine | None = None
@@ -129,9 +128,6 @@ class Mounted:
         if self.main >= 0:
             os.close(self.main)
             self.main = -1
-        for _, connection in self.unmounts:
-            if connection is not None:
-                connection.close()
         if self._line is None:
             return
         self.hang_up()
@@ -178,7 +174,7 @@ class Mounted:
         """Add what the loop is to wait for: descriptors to read and to write, and times (`time.monotonic`)."""
         if self._callers is not None:
             reading.update(self._callers.fds())
-        times += [unmounting.due for unmounting, _ in self.unmounts]
+        times += [unmounting.due for unmounting in self.unmounts]
         times += [due for due in (self._note_due, self.deadline) if due is not None]
         times += [queue.due for queue in self.queues if queue.due is not None]
         if self.main < 0:
@@ -204,20 +200,13 @@ class Mounted:
             self.note()
 
     def _unmount(self) -> None:
-        for asked in list(self.unmounts):
-            unmounting, connection = asked
-            answer: ipc.Message = {"ok": None}
+        for unmounting in list(self.unmounts):
             try:
                 if not self.ended and not unmounting.step():  # somebody else may be quicker
                     continue
             except MountError as exc:
-                answer = {"error": exc.message, "hint": exc.hint}
-                if connection is None:
-                    _log.error("asked to end, but %s", exc)
-            self.unmounts.remove(asked)
-            if connection is not None:
-                with connection, contextlib.suppress(OSError):  # it went away
-                    ipc.send(connection, answer)
+                _log.error("asked to end, but %s", exc)
+            self.unmounts.remove(unmounting)
 
     def _answer(self, connection: socket.socket, message: ipc.Message) -> None:
         operation = message.get("op")
@@ -234,9 +223,6 @@ class Mounted:
                 return
             ipc.send(connection, {"ok": None})
             self.handed_over = True
-        elif operation == "stop":
-            unmounting = session.Unmounting(self.config.mountpoint, lazy=bool(message.get("lazy")))
-            self.unmounts.append((unmounting, connection.dup()))
         else:
             ipc.send(connection, {"error": f"unknown operation {operation!r}"})
 

@@ -180,7 +180,7 @@ class Supervisor:
                 if mounted.main < 0:
                     mounted.ended = True
                 elif not mounted.leaving:
-                    mounted.unmounts.append((session.Unmounting(mounted.config.mountpoint), None))
+                    mounted.unmounts.append(session.Unmounting(mounted.config.mountpoint))
         self._reap()
 
     def _start_what_is_due(self) -> None:
