@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -68,6 +69,7 @@ class Index:
                 opened.pop_all()
         except (lmdb.Error, OSError) as exc:
             raise CacheError(f"the index {folder} cannot be opened: {exc}") from exc
+        self._close_fd = weakref.finalize(self, os.close, self._fd)
         self._inode = (status.st_dev, status.st_ino)
         self._seen_bytes = max(status.st_size, needed)
 
@@ -137,7 +139,7 @@ class Index:
 
     def close(self) -> None:
         """Close the environment; nobody may be using it."""
-        os.close(self._fd)
+        self._close_fd()
         self.env.close()
 
 
@@ -166,9 +168,12 @@ def open_index(folder: Path, *, writable: bool = False) -> Index:
             # readers and locks stay; but it opens a file once a process, so this one must go first.
             _registry.pop(other).close()
         held = _registry.get(key)
-        if held is not None and writable and not held.writable:
-            held.close()  # one environment a process: readers find the new one
-            held = None
+        if held is not None and not held.writable:
+            if writable:
+                held.close()  # one environment a process: readers find the new one
+                held = None
+            elif not held.current():
+                held = None  # made anew under the same name; closed once no other thread reads the old one
         if held is None:
             held = _registry[key] = Index(folder, writable=writable)
             if writable:

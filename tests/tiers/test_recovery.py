@@ -144,33 +144,58 @@ def test_a_lost_index_is_made_again_from_the_regions(filled):
         assert assert_right_or_missing(filled) == len(BLOCKS)
 
 
+_READER = """
+import sys
+from pathlib import Path
+from datacache.tiers.local import LocalBlocks
+local = LocalBlocks(Path(sys.argv[1]), Path(sys.argv[2]))
+block, known = bytes.fromhex(sys.argv[3]), bytes.fromhex(sys.argv[4])
+data = local.copy(known)
+assert data
+print("ready", flush=True)
+sys.stdin.readline()
+"""
+
+
+def start_reader(settings, then: str, *blocks: Block) -> subprocess.Popen[str]:
+    """Start a process that has read the second block. It runs `then` when it is told to go on."""
+    reader = subprocess.Popen(
+        [sys.executable, "-c", _READER + then, settings.home, settings.ram_dir, *(block.id.hex() for block in blocks)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert reader.stdout.readline() == "ready\n"
+    return reader
+
+
 def test_an_index_truncated_under_an_open_reader_is_a_miss(filled):
     with open_tiers(filled):
-        program = (
-            "import sys\n"
-            "from pathlib import Path\n"
-            "from datacache.tiers.local import LocalBlocks\n"
-            "local = LocalBlocks(Path(sys.argv[1]), Path(sys.argv[2]))\n"
-            "block = bytes.fromhex(sys.argv[3])\n"
-            "known = bytes.fromhex(sys.argv[4])\n"
-            "data = local.copy(known)\n"
-            "assert data\n"
-            "print('ready', flush=True)\n"
-            "sys.stdin.readline()\n"
-            "assert local.view(block, 0, 10) is None\n"
-            "assert local.copy(known) == data\n"
-        )
-        reader = subprocess.Popen(
-            [sys.executable, "-c", program, filled.home, filled.ram_dir, BLOCKS[0].id.hex(), BLOCKS[1].id.hex()],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert reader.stdout.readline() == "ready\n"
-        backup = (layout.index_dir(memory_dir(filled.home, filled.ram_dir)) / "data.mdb").read_bytes()
-        os.truncate(layout.index_dir(memory_dir(filled.home, filled.ram_dir)) / "data.mdb", 4096)
+        then = "assert local.view(block, 0, 10) is None\nassert local.copy(known) == data\n"
+        reader = start_reader(filled, then, *BLOCKS[:2])
+        path = layout.index_dir(memory_dir(filled.home, filled.ram_dir)) / "data.mdb"
+        backup = path.read_bytes()
+        os.truncate(path, 4096)
         reader.communicate("go\n", timeout=30)
-        (layout.index_dir(memory_dir(filled.home, filled.ram_dir)) / "data.mdb").write_bytes(backup)
+        path.write_bytes(backup)
+        assert reader.returncode == 0
+
+
+@pytest.mark.parametrize("how", ["torn", "lost"])
+def test_a_process_that_read_before_finds_the_index_that_was_made_again_after_a_miss(filled, how):
+    later = make_block(1000)
+    then = "assert local.view(block, 0, 10) is None\nlocal.refresh()\nassert local.view(block, 0, 10)\n"
+    with open_tiers(filled):
+        reader = start_reader(filled, then, later, BLOCKS[1])
+    folder = layout.index_dir(memory_dir(filled.home, filled.ram_dir))
+    if how == "lost":
+        shutil.rmtree(folder)
+    else:
+        (folder / "data.mdb").rename(folder / "away.mdb")  # the reader keeps the file
+        (folder / "data.mdb").write_bytes(b"torn")
+    with open_tiers(filled) as writer:
+        assert put(writer, later) == [True]
+        reader.communicate("go\n", timeout=30)
         assert reader.returncode == 0
 
 
