@@ -466,6 +466,37 @@ def test_leases_are_renewed_in_a_second_iteration_too(store: TaskStore) -> None:
     assert set(used) == set(range(40))
 
 
+def test_no_lease_is_given_back_while_another_thread_renews_it(
+    store: TaskStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report, release = store.report, store.release
+    renewing, given_back = threading.Event(), threading.Event()
+    given_back_meanwhile: list[bool] = []
+    under_way: list[object] = []
+
+    def slow_report(*about: Any, **more: Any) -> None:
+        if threading.current_thread().name == "task-leases":
+            under_way.append(about)
+            renewing.set()
+            given_back.wait(0.3)
+            under_way.clear()
+        report(*about, **more)
+
+    def noted_release(*about: Any) -> None:
+        given_back_meanwhile.append(bool(under_way))
+        given_back.set()
+        release(*about)
+
+    monkeypatch.setattr(store, "report", slow_report)
+    monkeypatch.setattr(store, "release", noted_release)
+    batches = iter(ElasticDataset(Numbers(), make_queue(store, lease_s=3.0), batch_size=4))
+    next(batches)
+    assert renewing.wait(30)
+    batches.close()  # type: ignore[attr-defined]
+    assert given_back_meanwhile
+    assert not any(given_back_meanwhile)
+
+
 # --- our datasets -----------------------------------------------------------------------------------------------------
 
 
