@@ -13,7 +13,18 @@ import pytest
 from benchmarks.harness import RESULTS, ResultTable, write_results
 
 ROOT = Path(__file__).resolve().parent.parent
-BENCHMARKS = ("mount_epochs", "reader", "large_file", "warm", "eviction", "metadata", "convert", "versions", "query")
+BENCHMARKS = (
+    "mount_epochs",
+    "reader",
+    "large_file",
+    "warm",
+    "misses",
+    "eviction",
+    "metadata",
+    "convert",
+    "versions",
+    "query",
+)
 BENCHMARKS += ("integrity", "loaders", "loader_decode", "first_epoch", "eviction_model", "write_path")
 BENCHMARKS += ("many_mounts", "fairness", "outages", "s3_requests")
 

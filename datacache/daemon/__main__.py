@@ -33,8 +33,7 @@ def main() -> int:
     if arguments.check:
         return _check()
     log_to_stderr("%(asctime)s %(levelname)s %(message)s")
-    for chatty in ("aiohttp.access", "botocore"):
-        logging.getLogger(chatty).setLevel(logging.WARNING)
+    logging.getLogger("botocore").setLevel(logging.WARNING)
     # Each block wakes a handful of threads; as a batch process they do not preempt one another (nor the training) on
     # waking, which took a warm-up from 2,000 to 3,000 objects/s on two processors (sched(7)).
     with contextlib.suppress(OSError):  # a sandbox may refuse it

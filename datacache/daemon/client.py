@@ -10,23 +10,19 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
-import http.client
 import importlib
 import itertools
 import json
 import logging
 import os
 import random
-import select
-import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
-from urllib.parse import quote
+from typing import Any, TypeVar, cast
 
 from datacache.core import ipc, lockfile
 from datacache.core.boot import stat_of
@@ -34,13 +30,17 @@ from datacache.core.concurrency import PerProcess
 from datacache.core.disk import open_private, replace_file
 from datacache.core.errors import DaemonError, DaemonSilentError, DaemonUnavailableError, DatacacheError, StoreError
 from datacache.core.ids import ObjectRef
-from datacache.daemon import paths, wire
+from datacache.daemon import paths
 from datacache.daemon.keeper import keeper_answers
 from datacache.daemon.orders.plan_file import PlanHeader
 from datacache.daemon.pulse import PulseWatch
+from datacache.exchange.client import Connection
+from datacache.exchange.frames import FrameError
+from datacache.exchange.wire import BlocksRequest, Mode
 from datacache.settings import Settings
-from datacache.store.credentials import told_variables
+from datacache.store.credentials import store_fingerprint, told_variables
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 _START_TIMEOUT_S = 20.0
 _ALREADY_RUNNING = 3
@@ -60,49 +60,23 @@ _START_FAILURE_S = 5.0
 start took, if that is more."""
 
 
-class _Socket(socket.socket):
+class _Connection(Connection):
     """A connection to the daemon that watches the daemon's pulse while it waits."""
 
     give_up_at = 0.0
     """The end of all waiting, whatever the pulse; `time.monotonic()`."""
-    watch: Callable[[], object]
-    """Raises if the daemon is silent."""
 
-    def recv_into(self, *arguments: Any) -> int:
-        self._wait(select.POLLIN)
-        return super().recv_into(*arguments)
-
-    def sendall(self, data: Any, flags: int = 0) -> None:
-        left = memoryview(data).cast("B")
-        while left:
-            self._wait(select.POLLOUT)
-            left = left[self.send(left, flags | socket.MSG_DONTWAIT) :]
-
-    def _wait(self, event: int) -> None:
-        waiting = select.poll()
-        waiting.register(self.fileno(), event)
-        while not waiting.poll(_LOOK_EVERY_S * 1000):
-            self.watch()
-            if time.monotonic() > self.give_up_at:
-                raise TimeoutError(errno.ETIMEDOUT, "the daemon did not answer in time")
-
-
-class _Connection(http.client.HTTPConnection):
-    """HTTP over the Unix socket of a home, however long its path."""
-
-    sock: _Socket | None
-
-    def __init__(self, path: Path, watch: Callable[[], object]) -> None:
-        super().__init__("daemon")
-        self._path, self._watch = path, watch
+    def __init__(self, home: Path, watch: Callable[[], object]) -> None:
+        connection = ipc.connect(paths.socket_path(home), timeout_s=_CONNECT_TIMEOUT_S)
+        super().__init__(connection, look=self._look, look_every_s=_LOOK_EVERY_S)
+        self._watch = watch
         self.introduced = False
         """True if the daemon was told over it how this process reaches stores."""
 
-    def connect(self) -> None:
-        plain = ipc.connect(self._path, timeout_s=_CONNECT_TIMEOUT_S)
-        self.sock = _Socket(fileno=plain.detach())
-        self.sock.settimeout(None)
-        self.sock.watch = self._watch
+    def _look(self) -> None:
+        self._watch()
+        if time.monotonic() > self.give_up_at:
+            raise TimeoutError(errno.ETIMEDOUT, "the daemon did not answer in time")
 
 
 class DaemonClient:
@@ -119,23 +93,35 @@ class DaemonClient:
         """When a daemon that something else starts was found missing. Any thread may set it; a lost update only costs
         another wait."""
 
-    def block(self, ref: ObjectRef, number: int, dataset: str, snapshot: str, *, broken: bool = False) -> bytes:
+    def block(self, ref: ObjectRef, number: int, dataset: str, snapshot: str, *, broken: bool = False) -> memoryview:
         """Return the bytes of a block, fetched if need be. Raises the store's errors, and `DaemonUnavailableError` if
         there is no daemon and none can be started."""
-        body = {"ref": wire.encode_ref(ref), "number": number, "dataset": dataset, "snapshot": snapshot}
-        if broken:
-            body["broken"] = True
-        ask = functools.partial(self._ask, "POST", "/v1/block", body, timeout_s=self._block_timeout_s, introduce=True)
+        return self.blocks([(ref, number)], dataset, snapshot, broken=broken)[0]
+
+    def blocks(
+        self, wanted: Sequence[tuple[ObjectRef, int]], dataset: str, snapshot: str, *, broken: bool = False
+    ) -> list[memoryview]:
+        """Return the bytes of up to `MOST_BLOCKS` blocks, fetched at once if need be. Raises as `block` does, for the
+        first that cannot be had."""
+        request = BlocksRequest(wanted, dataset, snapshot, Mode.BROKEN if broken else Mode.READ)
+
+        def ask() -> list[memoryview]:
+            found = self._ask(lambda of: list(of.blocks(request)), timeout_s=self._block_timeout_s, introduce=True)
+            for block in found:
+                if isinstance(block, DatacacheError):
+                    raise block
+            return cast("list[memoryview]", found)
+
         try:
             return ask()
         except StoreError as exc:
             with contextlib.suppress(DatacacheError):
                 told = self._introduction()
                 # Another shell has told the daemon its own variables meanwhile: tell it these again.
-                look = functools.partial(self._json, start=False, timeout_s=_LOOK_TIMEOUT_S)
-                if told and look("POST", "/v1/environment", told)["changed"]:
+                look = functools.partial(self._call, start=False, timeout_s=_LOOK_TIMEOUT_S)
+                if told and look("environment", told)["changed"]:
                     return ask()
-                if look("GET", "/healthz").get("stores") != wire.store_fingerprint():
+                if look("health").get("stores") != store_fingerprint():
                     exc.hint = (
                         "The daemon runs with other GOOGLE_* or AZURE_* variables (or AWS_* ones of roles) than this "
                         "process: dsctl daemon stop, then try again. " + exc.hint
@@ -144,67 +130,69 @@ class DaemonClient:
 
     def health(self) -> dict[str, Any]:
         """Return the daemon's process, settings and problems."""
-        return self._json("GET", "/healthz")
+        return self._look_at("health")
 
     def cache_status(self) -> dict[str, Any]:
         """Return tiers, data sets, pins, hit rate and jobs."""
-        return self._json("GET", "/v1/cache")
+        return self._look_at("cache")
 
     def warm(self, ref: str) -> str:
         """Start fetching all of a snapshot; return the job's id."""
-        return str(self._json("POST", "/v1/warm", {"ref": ref}, introduce=True)["id"])
+        return str(self._call("warm", {"ref": ref}, introduce=True)["id"])
 
     def job(self, id: str) -> dict[str, Any]:
         """Return the progress of a warm-up (`WarmJob`)."""
-        return self._json("GET", f"/v1/jobs/{id}")
+        return self._look_at("job", {"id": id})
 
     def jobs(self) -> list[dict[str, Any]]:
         """Return the warm-ups of the daemon's life, newest last (`WarmJob`)."""
-        return list(self._json("GET", "/v1/jobs")["jobs"])
+        return list(self._look_at("jobs")["jobs"])
 
     def silent_stores(self) -> list[dict[str, Any]]:
         """Return the stores that do not answer the daemon: url, silent_s, problem."""
-        return list(self._json("GET", "/v1/jobs").get("silent_stores", []))
+        return list(self._look_at("jobs").get("silent_stores", []))
 
     def cancel(self, id: str) -> dict[str, Any]:
         """Have a warm-up end soon; return the job. `SnapshotNotFoundError` if there is no such job."""
-        return self._json("POST", f"/v1/jobs/{quote(id, safe='')}/cancel", {})
+        return self._call("cancel", {"id": id})
 
     def pin(self, ref: str) -> dict[str, Any]:
         """Keep a snapshot's blocks from being evicted."""
-        return self._json("POST", "/v1/pin", {"ref": ref})
+        return self._call("pin", {"ref": ref})
 
     def unpin(self, ref: str) -> dict[str, Any]:
         """Let the policy evict a snapshot's blocks again."""
-        return self._json("POST", "/v1/unpin", {"ref": ref})
+        return self._call("unpin", {"ref": ref})
 
     def evict(self, ref: str | None = None) -> dict[str, Any]:
         """Drop a data set's blocks, or all blocks that are not pinned."""
-        return self._json("POST", "/v1/evict", {"ref": ref})
+        return self._call("evict", {"ref": ref})
 
     def hold_mounts(self) -> int:
         """Have garbage collection leave alone what this home has mounted now; return the number of mounts. Raises the
         catalog's errors."""
-        return int(self._json("POST", "/v1/mounts", {}, timeout_s=_LOOK_TIMEOUT_S)["mounts"])
+        return int(self._look_at("mounts")["mounts"])
 
     def lookahead(self, header: PlanHeader, items: Callable[[], Iterable[bytes]]) -> dict[str, Any]:
         """Publish an order (`loaders.lookahead`). `items()` gives its items from the beginning."""
         head = header.encode()
-        more = {"Content-Type": "application/octet-stream", "Content-Length": str(len(head) + header.body_bytes)}
 
-        def send(connection: _Connection) -> None:
-            connection.request("POST", "/v1/lookahead", itertools.chain([head], items()), more)
+        def send(connection: _Connection) -> dict[str, Any]:
+            answer: dict[str, Any] = json.loads(
+                bytes(connection.upload("lookahead", len(head) + header.body_bytes, itertools.chain([head], items())))
+            )
+            return answer
 
-        return self._json("POST", "/v1/lookahead", send, introduce=True)
+        return self._ask(send, timeout_s=_ORDER_TIMEOUT_S, introduce=True)
 
     def metrics(self) -> str:
         """Return the metrics as Prometheus text."""
-        return self._ask("GET", "/metrics").decode()
+        return bytes(self._ask(lambda of: of.call("metrics", b""), timeout_s=_LOOK_TIMEOUT_S)).decode()
 
     def stop(self) -> None:
         """Stop the daemon and wait until it is gone. `DaemonSilentError` names the process of one that does not
         answer."""
-        pid = int(self._json("POST", "/v1/stop", {}, start=False)["pid"])
+        pid = int(self._call("stop", start=False)["pid"])
         end = time.monotonic() + _START_TIMEOUT_S
         while stat_of(pid)[:1] not in ([], ["Z"]):
             if time.monotonic() > end:
@@ -216,8 +204,10 @@ class DaemonClient:
         if self._pulse.get().silent_s() is not None:
             return False
         try:
-            self._once(functools.partial(_request, "GET", "/healthz", None), _ALIVE_TIMEOUT_S)
-        except (OSError, http.client.HTTPException):
+            self._once(lambda of: of.ask("health"), _ALIVE_TIMEOUT_S)
+        except FrameError:  # one of another version, which the next question names
+            return True
+        except OSError:
             return False
         return True
 
@@ -235,9 +225,7 @@ class DaemonClient:
         silent_s = self._pulse.get().silent_s()
         if silent_s is None:
             return None
-        pid = "unknown"
-        with contextlib.suppress(OSError):
-            pid = paths.lock_path(self._settings.home).read_text(errors="replace").strip()
+        pid = self._pid()
         if stat_of(pid)[:1] == ["T"]:
             hint = f"It is stopped. Let it go on: kill -CONT {pid}."
         else:
@@ -246,6 +234,11 @@ class DaemonClient:
             f"the cache daemon of {self._settings.home} (pid {pid}) has not answered for {silent_s:.0f} s",
             hint=f"{hint} Its log: {paths.log_path(self._settings.home)}",
         )
+
+    def _pid(self) -> str:
+        with contextlib.suppress(OSError):
+            return paths.lock_path(self._settings.home).read_text(errors="replace").strip()
+        return "unknown"
 
     def start_soon(self) -> None:
         """Start the daemon unless one answers, without waiting for it. Does nothing if something else starts it."""
@@ -386,36 +379,34 @@ class DaemonClient:
             return (errors or lines or ["it said nothing"])[-1]
         return "it said nothing"
 
-    def _json(self, method: str, path: str, body: object = None, **more: Any) -> dict[str, Any]:
-        answer: dict[str, Any] = json.loads(self._ask(method, path, body, **more))
-        return answer
+    def _look_at(self, op: str, fields: object = None) -> dict[str, Any]:
+        return self._call(op, fields, timeout_s=_LOOK_TIMEOUT_S)
+
+    def _call(
+        self, op: str, fields: object = None, *, timeout_s: float = _ORDER_TIMEOUT_S, **more: bool
+    ) -> dict[str, Any]:
+        return self._ask(lambda of: of.ask(op, fields), timeout_s=timeout_s, **more)
 
     def _ask(
-        self,
-        method: str,
-        path: str,
-        body: object = None,
-        *,
-        start: bool = True,
-        timeout_s: float | None = None,
-        introduce: bool = False,
-    ) -> bytes:
+        self, talk: Callable[[_Connection], T], *, timeout_s: float, start: bool = True, introduce: bool = False
+    ) -> T:
         """Ask again, and start the daemon again, while the daemon is away. `DaemonSilentError` as soon as it is silent.
-        `body` is for JSON, or a function that sends the request. With `introduce` the daemon is told first how this
-        process reaches stores: for requests that make it ask them. A question that only looks changes nothing for
-        others."""
-        if timeout_s is None:
-            timeout_s = _LOOK_TIMEOUT_S if method == "GET" else _ORDER_TIMEOUT_S
+        `talk` asks over a connection. With `introduce` the daemon is told first how this process reaches stores: for
+        requests that make it ask them. A question that only looks changes nothing for others."""
         end = time.monotonic() + timeout_s
-        send = functools.partial(_request, method, path, body)
         delay = 0.01
         while True:
             self._expect_no_silence()
             try:
-                return self._once(send, max(0.0, end - time.monotonic()), introduce=introduce)
-            except (OSError, http.client.HTTPException) as exc:
+                return self._once(talk, max(0.0, end - time.monotonic()), introduce=introduce)
+            except OSError as exc:
                 if isinstance(exc, DatacacheError):
                     raise
+                if isinstance(exc, FrameError):
+                    raise DaemonUnavailableError(
+                        f"the cache daemon of {self._settings.home} is of another version: {exc}",
+                        hint=f"Stop it: kill {self._pid()}. The next read starts another.",
+                    ) from exc
                 if not start or time.monotonic() > end:
                     raise DaemonUnavailableError(
                         f"no daemon answers for {self._settings.home}", hint="Start one: dsctl daemon start"
@@ -434,10 +425,10 @@ class DaemonClient:
         body = self._introduction()
         if body is None:
             return
-        _request("POST", "/v1/environment", body, connection)
-        response = connection.getresponse()
-        answer = response.read()
-        changed = json.loads(answer)["changed"] if response.status == 200 else []
+        try:
+            changed = connection.ask("environment", body)["changed"]
+        except DatacacheError:  # of another version, say
+            return
         ours = [name for name in changed if name in body["variables"]]
         others = [name for name in changed if name not in body["variables"]]
         words = [f"with the {', '.join(ours)} of this shell"] if ours else []
@@ -445,44 +436,24 @@ class DaemonClient:
         if words:
             log.warning("the daemon reaches stores %s from now on", " and ".join(words))
 
-    def _once(self, send: Callable[[_Connection], None], timeout_s: float, *, introduce: bool = False) -> bytes:
+    def _once(self, talk: Callable[[_Connection], T], timeout_s: float, *, introduce: bool = False) -> T:
         local = self._local.get()
         connection: _Connection | None = getattr(local, "connection", None)
         if connection is None:
-            connection = local.connection = _Connection(paths.socket_path(self._settings.home), self._look)
-        give_up_at = time.monotonic() + timeout_s
+            connection = local.connection = _Connection(self._settings.home, self._look)
+        connection.give_up_at = time.monotonic() + timeout_s
         try:
-            if connection.sock is None:
-                connection.connect()
-            assert connection.sock is not None
-            connection.sock.give_up_at = give_up_at
             if introduce and not connection.introduced:
                 self._introduce(connection)
-            send(connection)
-            response = connection.getresponse()
-            answer = response.read()
-        except BaseException:
-            connection.close()
-            local.connection = None
+            return talk(connection)
+        except BaseException as exc:
+            if not isinstance(exc, DatacacheError) or isinstance(exc, DaemonSilentError):
+                connection.close()  # an answer may be on its way still
+                local.connection = None
             raise
-        if response.status == 200:
-            return answer
-        try:
-            error = wire.decode_error(json.loads(answer))
-        except ValueError:
-            error = DaemonError(f"the daemon answered {response.status}: {answer[:200]!r}")
-        raise error
 
 
 def import_store_clients() -> None:
     """Import the clients of stores ahead of their first use, which takes some tenths of a second."""
     for name in ("botocore.session", "obstore.store", "datacache.store.s3.store"):
         importlib.import_module(name)
-
-
-def _request(method: str, path: str, body: object, connection: _Connection) -> None:
-    if callable(body):
-        body(connection)
-        return
-    data = None if body is None else json.dumps(body)
-    connection.request(method, path, data, {"Content-Type": "application/json"} if data else {})

@@ -1,10 +1,9 @@
 """Fetch blocks from the stores: each once, however many ask; bounded in number and bytes, readers apart from fills.
 
-Any thread of the daemon may ask, the event loop too: nothing here waits but `fill`, `present` and `close`. Gets run in
-threads, in the order that `turns` decides. Waiting readers have a block's bytes at once; its flight ends when the tiers
-have stored it, so that a reader that asks a moment later is served from memory or from the index, never by a second
-get. Blocks that the tiers did not keep stay in memory for a while: a reader takes a block in many small pieces, and
-each piece asks again.
+Any thread of the daemon may ask. Gets run in the threads that ask or in others, in the order that `turns` decides.
+Waiting readers have a block's bytes at once; its flight ends when the tiers have stored it, so that a reader that asks
+a moment later is served from memory or from the index, never by a second get. Blocks that the tiers did not keep stay
+in memory for a while: a reader takes a block in many small pieces, and each piece asks again.
 
 Threads rather than an event loop: obstore's synchronous calls leave the interpreter alone while they run, and cost two
 thirds of the processor time of its awaitable ones.
@@ -158,8 +157,9 @@ class Fetcher:
             self._writer.call(lambda: self._writer.drop(block)).result()
         return False
 
-    def read(self, ref: ObjectRef, number: int, dataset: str) -> Reading:
-        """Return a block for a reader that waits. Its future may have the store's errors."""
+    def read(self, ref: ObjectRef, number: int, dataset: str, *, here: bool = False) -> Reading:
+        """Return a block for a reader that waits. Its future may have the store's errors. `here`: if it has to be got,
+        do that in this thread."""
         asked = time.monotonic()
 
         def waited(_: object) -> None:
@@ -185,7 +185,12 @@ class Fetcher:
                 self._queue(Kind.AHEAD, flight, _Wanted(next_id, ref, next_number, dataset, True, asked))
         flight = self._flight(id, for_reader=True, hold=True)[0]
         flight.data.add_done_callback(waited)
-        self._queue(Kind.READ, flight, _Wanted(id, ref, number, dataset, False, asked))
+        wanted = _Wanted(id, ref, number, dataset, False, asked)
+        if not here:
+            self._queue(Kind.READ, flight, wanted)
+        elif flight.turn is None:
+            turn = self.turns.wait(Kind.READ, self._flow_of(dataset), block_length(ref.size_bytes, number))
+            self._get(flight, wanted, turn)
         return Reading(flight.data, lambda: self._release_flight(flight))
 
     def fill(

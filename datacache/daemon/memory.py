@@ -2,13 +2,12 @@
 
 glibc gives a freed block of 100 KB back to the kernel at once and faults the next one in again, so the daemon raises
 the threshold (mallopt(3)). The price is that memory of a busy minute stays: each thread may have an arena of its own,
-and none shrinks. So there are few arenas, and `trim_when_idle` has glibc give free memory back once nothing was fetched
+and none shrinks. So there are few arenas, and `IdleTrim` has glibc give free memory back once nothing was fetched
 for some seconds. With another C library nothing of this happens.
 """
 
 from __future__ import annotations
 
-import asyncio
 import ctypes
 import gc
 import logging
@@ -18,7 +17,6 @@ log = logging.getLogger(__name__)
 _M_TRIM_THRESHOLD, _M_ARENA_MAX = -1, -8  # malloc.h
 _KEEP_BYTES = 2**28
 _ARENAS = 4
-_LOOK_EVERY_S = 5.0
 
 
 def tune() -> None:
@@ -29,16 +27,21 @@ def tune() -> None:
             log.info("mallopt(%d) is not possible", what)
 
 
-async def trim_when_idle(activity: Callable[[], object], *, every_s: float = _LOOK_EVERY_S) -> None:
-    """Give memory back, until cancelled, each time that nothing happens: `activity` returns what changes meanwhile."""
-    seen = given_back_at = activity()
-    while True:
-        await asyncio.sleep(every_s)
-        now = activity()
-        if now == seen and now != given_back_at:
-            given_back_at = now
-            await asyncio.to_thread(trim)
-        seen = now
+class IdleTrim:
+    """Give memory back each time that nothing has happened between two looks. One thread."""
+
+    def __init__(self, activity: Callable[[], object]) -> None:
+        """`activity` returns what changes when something happens."""
+        self._activity = activity
+        self._seen = self._given_back_at = activity()
+
+    def look(self) -> None:
+        """Look now; to be called every few seconds."""
+        now = self._activity()
+        if now == self._seen and now != self._given_back_at:
+            self._given_back_at = now
+            trim()
+        self._seen = now
 
 
 def trim() -> None:

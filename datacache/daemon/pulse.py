@@ -2,10 +2,9 @@
 learn it.
 
 A daemon that is stopped, or whose threads hang, accepts connections and sends nothing. Each reader would have to wait
-to notice. Instead the daemon writes the time into `<home>/run/daemon.pulse` a few times a second, only while its event
-loop turns and its threads make progress, and every process of the node reads it before and while it waits for an
-answer. So the first to notice has waited `SILENT_S`, the others not at all, and all see the next beat when the daemon
-goes on.
+to notice. Instead the daemon writes the time into `<home>/run/daemon.pulse` a few times a second, only while its
+threads make progress, and every process of the node reads it before and while it waits for an answer. So the first to
+notice has waited `SILENT_S`, the others not at all, and all see the next beat when the daemon goes on.
 
 The daemon holds a lock on the file: an old beat with a lock is a silent daemon, one without is no daemon. Readers test
 the lock and never take it (`F_OFD_GETLK`, fcntl(2)). It ends with the daemon, however that ends, and shows in other PID
@@ -39,17 +38,13 @@ _OFD_GETLK, _OFD_SETLK = 36, 37  # fcntl.h; Python has no names for them before 
 class Pulse:
     """The daemon's side. The pulse's thread calls `hangs`, which names what makes no progress, or returns ''."""
 
-    def __init__(
-        self, home: Path, turn_loop: Callable[[Callable[[], object]], object], hangs: Callable[[], str]
-    ) -> None:
-        """`turn_loop(callback)` has the event loop call back as soon as it gets to it, from any thread."""
+    def __init__(self, home: Path, hangs: Callable[[], str]) -> None:
         self._path = home / "run" / _NAME
-        self._turn_loop, self._hangs = turn_loop, hangs
-        self._turned = threading.Event()
+        self._hangs = hangs
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="pulse", daemon=True)
         self.problem = ""
-        """The thing that hangs, as `GET /healthz` shows it. The thread sets it."""
+        """The thing that hangs, as `health` shows it. The thread sets it."""
 
     def start(self) -> None:
         """Begin to beat."""
@@ -67,19 +62,12 @@ class Pulse:
             log.warning("no pulse can be shown at %s: %s", self._path, exc.strerror)
             return
         try:
-            asked = False
             while not self._stopping.is_set():
-                if not asked or self._turned.is_set():
-                    self._turned.clear()
-                    with contextlib.suppress(RuntimeError):  # the loop has ended: no more beats
-                        self._turn_loop(self._turned.set)
-                    asked = True
-                self._turned.wait(BEAT_EVERY_S)
                 problem = self._hangs()
                 if bool(problem) != bool(self.problem):
                     log.warning("%s: readers go past this daemon" if problem else "no thread hangs any more%s", problem)
                 self.problem = problem
-                if self._turned.is_set() and not self.problem:
+                if not self.problem:
                     with contextlib.suppress(OSError):  # of a broken disk: readers go past it
                         os.pwrite(fd, _BEAT.pack(time.monotonic_ns()), 0)
                 self._stopping.wait(BEAT_EVERY_S)

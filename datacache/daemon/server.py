@@ -1,14 +1,14 @@
-"""The daemon's HTTP server on a Unix socket, and the daemon's life from lock to clean stop.
+"""The daemon: what it answers on its Unix socket, and its life from lock to clean stop.
 
-One event loop answers requests and does nothing else. Gets and warm-ups run in threads of their own, one thread writes
-the tiers, and manifests are read in threads. Only the home's owner can connect (socket mode 0600 in a folder of mode
+Each connection has a thread (`exchange.server`), in which a block that is not here is also got. Warm-ups run in threads
+of their own, and one thread writes the tiers. Only the home's owner can connect (socket mode 0600 in a folder of mode
 0700).
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
+import json
 import logging
 import os
 import resource
@@ -16,11 +16,13 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
-from typing import Any, TypeVar, cast
+from pathlib import Path
+from typing import Any, TypeVar
 
-from aiohttp import web
+import numpy as np
 
 from datacache.catalog.base import Catalog
 from datacache.catalog.open import open_catalog_url
@@ -28,25 +30,27 @@ from datacache.catalog.packs import stores_with_packs
 from datacache.catalog.refs import resolve
 from datacache.core import counters, ipc, lockfile
 from datacache.core.errors import CacheError, DaemonRunningError, DatacacheError, SnapshotNotFoundError, UsageError
-from datacache.core.ids import block_id, object_id
-from datacache.daemon import paths, wire
+from datacache.core.ids import ObjectRef, block_id, object_id
+from datacache.daemon import memory, paths
 from datacache.daemon.client import import_store_clients
 from datacache.daemon.fetcher import Fetcher
 from datacache.daemon.keeper import Keeper
-from datacache.daemon.memory import trim_when_idle
 from datacache.daemon.metrics import render_metrics
 from datacache.daemon.mount_leases import MountLeases
 from datacache.daemon.orders.lookahead import Lookaheads
+from datacache.daemon.orders.plan_file import decode_header
 from datacache.daemon.pulse import Pulse
-from datacache.daemon.requests import PIECE_BYTES, answer_as_json, fields_of, read_plan, send_pieces
 from datacache.daemon.turns import Sends
 from datacache.daemon.warmer import Warmer, snapshot_objects
 from datacache.daemon.whole_objects import WholeObjects
+from datacache.exchange.frames import Frame, Kind
+from datacache.exchange.server import Answer, FrameServer, error_answer
+from datacache.exchange.wire import BlocksRequest, Fields, Mode
 from datacache.manifest.model import SnapshotRecord
 from datacache.manifest.reader import Manifest
 from datacache.settings import Settings
 from datacache.store.checksums import TALLY
-from datacache.store.credentials import Environments
+from datacache.store.credentials import Environments, store_fingerprint
 from datacache.tiers.eviction import Shares
 from datacache.tiers.local import LocalBlocks
 from datacache.tiers.memory import counters_dir, remove_abandoned_dirs
@@ -55,11 +59,17 @@ from datacache.tiers.writer import TierWriter
 
 log = logging.getLogger(__name__)
 _FOLD_EVERY_S = 30.0
-_LOOK_FOR_SOCKET_S = 1.0
+_LOOK_EVERY_S = 1.0
+_TRIM_EVERY_S = 5.0
+_LARGE_BYTES = 2**18
+"""A larger answer waits for its turn to be sent."""
+_MOST_REQUEST_BYTES = 2**31
+"""A published order of some hundred million samples. Only the home's owner can send one."""
 _WRITER_STUCK_S, _GET_STUCK_S = 120.0, 60.0
 """From then on a thread counts as hanging: a busy disk takes seconds, a pin of a million blocks tens of them."""
 T = TypeVar("T")
-Answer = dict[str, Any]
+Result = dict[str, Any] | bytes
+"""JSON, or text as it is."""
 
 
 class Daemon:
@@ -88,37 +98,42 @@ class Daemon:
             self._fetcher, settings.concurrency, lru_bytes=lru_bytes, planned=self._lookaheads.planned
         )
         self._leases = MountLeases(settings, open_catalog_url)
+        self._sends = Sends()
         self._considered: set[str] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._chores = ThreadPoolExecutor(2, thread_name_prefix="chore")
         self._started = time.time()
         self._answered = 0
-        self._sends = Sends()
-        self._pulse = Pulse(settings.home, asyncio.get_running_loop().call_soon_threadsafe, self._hangs)
-        self.stopping = asyncio.Event()
+        self._pulse = Pulse(settings.home, self._hangs)
+        self.stopping = threading.Event()
+        self._operations: dict[str, Callable[[Fields], Result]] = {
+            "health": self._health,
+            "cache": self._cache,
+            "metrics": self._metrics,
+            "warm": self._warm,
+            "jobs": self._jobs,
+            "job": self._job,
+            "cancel": self._cancel,
+            "pin": self._pin,
+            "unpin": self._unpin,
+            "evict": self._evict,
+            "mounts": self._mounts,
+            "environment": self._environment,
+            "stop": self._stop,
+        }
 
-    def app(self) -> web.Application:
-        """Return the application: one handler a request."""
-        app = web.Application(middlewares=[answer_as_json], client_max_size=2**20)
-        for method, path, handler in (
-            ("POST", "/v1/block", self._block),
-            ("POST", "/v1/warm", self._warm),
-            ("POST", "/v1/lookahead", self._lookahead),
-            ("GET", "/v1/jobs", self._jobs),
-            ("GET", "/v1/jobs/{id}", self._job),
-            ("POST", "/v1/jobs/{id}/cancel", self._job),
-            ("GET", "/v1/cache", self._cache),
-            ("POST", "/v1/pin", self._pin),
-            ("POST", "/v1/unpin", self._unpin),
-            ("POST", "/v1/evict", self._evict),
-            ("POST", "/v1/mounts", self._mounts),
-            ("POST", "/v1/environment", self._environment),
-            ("POST", "/v1/stop", self._stop),
-            ("GET", "/healthz", self._health),
-            ("GET", "/metrics", self._metrics),
-        ):
-            # Its answer may be a dictionary. This way a GET has its HEAD; `add_route` makes none.
-            app.add_routes([web.route(method, path, cast("Any", handler))])
-        return app
+    def answer(self, request: Frame) -> Generator[Answer, None, None]:
+        """Answer one frame."""
+        if request.kind == Kind.BLOCKS:
+            yield from self._blocks(BlocksRequest.decode(request.body))
+            return
+        op = request.head.decode(errors="replace")
+        if request.kind == Kind.CALL and op == "lookahead":
+            result: Result = self._lookahead(request.body)
+        elif request.kind == Kind.CALL and op in self._operations:
+            result = self._operations[op](Fields.decode(request.body))
+        else:
+            raise UsageError(f"bad request: this daemon does not know {op!r} (kind {request.kind})")
+        yield Answer(Kind.OK, body=result if isinstance(result, bytes) else json.dumps(result).encode())
 
     def _hangs(self) -> str:
         """Return what has made no progress for longer than anything takes, or ''."""
@@ -134,42 +149,62 @@ class Daemon:
         """Show readers that this daemon answers, and start what it does on its own. To be called once it listens."""
         self._pulse.start()
         self._leases.start()
-        self._in_background(trim_when_idle(lambda: (self._fetcher.stats.fetched, self._answered)))
-        self._in_background(self._fold_counters())
-        self._in_background(self._stop_without_socket())
 
-    async def close(self) -> None:
+    def live(self) -> None:
+        """Look after the daemon until it is told to stop."""
+        path = paths.socket_path(self._settings.home)
+        inode = os.stat(path).st_ino
+        counted = counters_dir(self._settings.home, self._settings.ram_dir)
+        idle = memory.IdleTrim(lambda: (self._fetcher.stats.fetched, self._answered))
+        second = 0
+        while not self.stopping.wait(_LOOK_EVERY_S):
+            second += 1
+            if _deleted(path, inode):
+                log.warning("%s was deleted: stopping, so that another daemon can start", path)
+                self.stopping.set()
+            if second % _TRIM_EVERY_S == 0:
+                idle.look()
+            if second % _FOLD_EVERY_S == 0:
+                counters.fold(counted)  # of ended processes
+
+    def close(self) -> None:
         """End all work under way; what outlasts a few seconds of patience ends with the process."""
-        for task in self._tasks:
-            task.cancel()
         self._leases.stop()
+        self._chores.shutdown(wait=False, cancel_futures=True)
         for stop in (self._lookaheads.stop, self._warmer.stop, self._fetcher.close, self._pulse.stop):
-            await asyncio.to_thread(stop)
+            stop()
         self._stores.close()
 
-    async def _block(self, request: web.Request) -> web.StreamResponse:
-        fields = await fields_of(request)
-        (ref, number), dataset = fields.parse_block(), fields.optional_text("dataset")
-        snapshot = fields.optional_text("snapshot")
-        if fields.flag("broken"):
-            id = block_id(object_id(ref), number)
-            # The reader may have met what has been repaired or moved since; only what is broken here too goes.
-            if await asyncio.to_thread(self._local.view, id, 0, None) is None:
-                log.warning("block %d of %s is broken on this node: fetching it again", number, ref.url)
-                await self._written(lambda: self._writer.drop(id))
+    def _blocks(self, request: BlocksRequest) -> Iterator[Answer]:
+        dataset = request.dataset
         flow = self._flow_of(dataset)
         self._sends.note_read(flow)
-        reading = self._fetcher.read(ref, number, dataset)
-        try:
-            data = await asyncio.wrap_future(reading.data)
-            self._answered += 1
-            self._consider(dataset, snapshot)
-            if len(data) <= PIECE_BYTES:
-                return web.Response(body=data, content_type="application/octet-stream")
-            async with self._sends.turn(flow):
-                return await send_pieces(request, data)
-        finally:
-            reading.close()
+        if request.mode is Mode.BROKEN:
+            for ref, number in request.blocks:
+                self._drop_if_broken(ref, number)
+        with contextlib.ExitStack() as held:
+            *others, last = request.blocks
+            readings = [self._fetcher.read(ref, number, dataset) for ref, number in others]
+            readings.append(self._fetcher.read(*last, dataset, here=True))
+            for reading in readings:
+                held.callback(reading.close)
+            self._consider(dataset, request.snapshot)
+            for reading in readings:
+                try:
+                    data = reading.data.result()
+                except Exception as exc:  # noqa: BLE001 - this block's answer; the others have their own
+                    yield error_answer(exc)
+                    continue
+                with self._sends.turn(flow) if len(data) > _LARGE_BYTES else contextlib.nullcontext():
+                    yield Answer(Kind.OK, body=data)
+                self._answered += 1
+
+    def _drop_if_broken(self, ref: ObjectRef, number: int) -> None:
+        """Forget a block that is broken here, too: what the reader met may have been repaired or moved since."""
+        id = block_id(object_id(ref), number)
+        if self._local.view(id, 0, None) is None:
+            log.warning("block %d of %s is broken on this node: fetching it again", number, ref.url)
+            self._written(lambda: self._writer.drop(id))
 
     def _consider(self, dataset: str, snapshot: str) -> None:
         """Start warming a snapshot at its first read."""
@@ -177,12 +212,13 @@ class Daemon:
             return
         if not self._lookaheads.planned(f"{dataset}@{snapshot}"):
             self._considered.add(snapshot)
-            self._in_background(self._fill_if_it_fits(dataset, snapshot))
+            with contextlib.suppress(RuntimeError):  # it is being closed
+                self._chores.submit(self._fill_if_it_fits, dataset, snapshot)
 
-    async def _fill_if_it_fits(self, dataset: str, id: str) -> None:
+    def _fill_if_it_fits(self, dataset: str, id: str) -> None:
         """Warm the rest of a snapshot, behind the reads that wait."""
         try:
-            manifest = await asyncio.to_thread(self._open_manifest, id)
+            manifest = self._open_manifest(id)
             ssd = self._writer.tiers[-1]
             keeps = self._settings.eviction in ("keep", "clairvoyant")
             room = ssd.budget_bytes - (ssd.used_bytes if keeps else 0)
@@ -195,45 +231,40 @@ class Daemon:
     def _open_manifest(self, id: str) -> Manifest:
         return Manifest.open(id, self._catalog.get_blobs)
 
-    async def _open(self, request: web.Request) -> tuple[SnapshotRecord, Manifest]:
-        ref = (await fields_of(request)).text("ref")
+    def _open(self, fields: Fields) -> tuple[SnapshotRecord, Manifest]:
+        record = resolve(self._catalog, fields.text("ref"))
+        return record, self._open_manifest(record.id)
 
-        def work() -> tuple[SnapshotRecord, Manifest]:
-            record = resolve(self._catalog, ref)
-            return record, self._open_manifest(record.id)
-
-        return await asyncio.to_thread(work)
-
-    async def _warm(self, request: web.Request) -> Answer:
-        record, manifest = await self._open(request)
+    def _warm(self, fields: Fields) -> Result:
+        record, manifest = self._open(fields)
         return asdict(self._warmer.start(record.ref, record.dataset, manifest))
 
-    async def _lookahead(self, request: web.Request) -> Answer:
-        header, items = await read_plan(request.content)
-        await asyncio.to_thread(self._lookaheads.add, header, items)
+    def _lookahead(self, body: memoryview) -> Result:
+        header, rest = decode_header(body)
+        self._lookaheads.add(header, np.frombuffer(rest, "<u4").reshape(-1, header.columns))
         return {"id": header.id}
 
-    async def _job(self, request: web.Request) -> Answer:
-        id, hint = request.match_info["id"], "The daemon was restarted; ask for it again."
-        if request.method == "POST":
-            self._warmer.cancel(id)
-            hint = "See: dsctl jobs"
-        job = self._warmer.job(id)
+    def _cancel(self, fields: Fields) -> Result:
+        self._warmer.cancel(fields.text("id"))
+        return self._job(fields, hint="See: dsctl jobs")
+
+    def _job(self, fields: Fields, hint: str = "The daemon was restarted; ask for it again.") -> Result:
+        job = self._warmer.job(fields.text("id"))
         if job is None:
             raise SnapshotNotFoundError("there is no such job", hint=hint)
         return asdict(job)
 
-    async def _jobs(self, _: web.Request) -> Answer:
+    def _jobs(self, _: Fields) -> Result:
         return self._job_state()
 
-    def _job_state(self) -> Answer:
+    def _job_state(self) -> dict[str, Any]:
         silences = [silence._asdict() for silence in self._stores.silences()]
         return {"jobs": [asdict(job) for job in self._warmer.jobs()], "silent_stores": silences}
 
-    async def _cache(self, _: web.Request) -> Answer:
-        return await self._written(self._cache_state)
+    def _cache(self, _: Fields) -> Result:
+        return self._written(self._cache_state)
 
-    def _cache_state(self) -> Answer:
+    def _cache_state(self) -> dict[str, Any]:
         counted = counters.totals(counters_dir(self._settings.home, self._settings.ram_dir))
         loader = {name: counted.pop(name) for name in counters.LOADER}
         hits = counted["ram_hits"] + counted["ssd_hits"]
@@ -267,109 +298,90 @@ class Daemon:
             **self._job_state(),
         }
 
-    async def _pin(self, request: web.Request) -> Answer:
-        record, manifest = await self._open(request)
+    def _pin(self, fields: Fields) -> Result:
+        record, manifest = self._open(fields)
         # The writer goes on meanwhile.
-        objects = await asyncio.to_thread(lambda: [id for _, id in snapshot_objects(manifest)])
-        await self._written(lambda: self._writer.pin(record.ref, record.dataset, objects))
+        objects = [id for _, id in snapshot_objects(manifest)]
+        self._written(lambda: self._writer.pin(record.ref, record.dataset, objects))
         return {"ref": record.ref, "pinned": True}
 
-    async def _unpin(self, request: web.Request) -> Answer:
-        ref = (await fields_of(request)).text("ref")
+    def _unpin(self, fields: Fields) -> Result:
+        ref = fields.text("ref")
         if ref not in self._writer.pins():
-            ref = (await asyncio.to_thread(resolve, self._catalog, ref)).ref
-        known = await self._written(lambda: self._writer.unpin(ref))
+            ref = resolve(self._catalog, ref).ref
+        known = self._written(lambda: self._writer.unpin(ref))
         return {"ref": ref, "pinned": False, "was_pinned": known}
 
-    async def _evict(self, request: web.Request) -> Answer:
-        ref = (await fields_of(request)).optional_text("ref")
+    def _evict(self, fields: Fields) -> Result:
+        ref = fields.optional_text("ref")
         dataset = ref.partition("@")[0] or None
         pinned = [r for r, name in self._writer.pins().items() if name == dataset]
         if pinned:
             raise UsageError(f"{dataset} is pinned ({', '.join(pinned)})", hint=f"dsctl cache unpin {pinned[0]}")
         if dataset:
-            held = await self._written(
+            held = self._written(
                 lambda: {one.dataset for tier in self._writer.tiers for one in tier.containers.values()}
             )
-            if dataset not in held and await asyncio.to_thread(self._catalog.dataset, dataset) is None:
+            if dataset not in held and self._catalog.dataset(dataset) is None:
                 here = f"This node has something of: {', '.join(sorted(held))}."
                 hint = here if held else "This node has nothing cached."
                 raise SnapshotNotFoundError(f"there is no dataset {dataset!r}", ref=dataset, hint=hint)
-        freed = await self._written(lambda: self._writer.evict(dataset))
+        freed = self._written(lambda: self._writer.evict(dataset))
         self._considered.clear()
         return {"freed_bytes": freed}
 
-    async def _health(self, _: web.Request) -> Answer:
+    def _health(self, _: Fields) -> Result:
         return {
             "pid": os.getpid(),
             "home": str(self._settings.home),
             "uptime_s": time.time() - self._started,
             "catalog": self._catalog.url,
-            "stores": wire.store_fingerprint(),
+            "stores": store_fingerprint(),
             "settings": self._settings.of_the_daemon(),
             "shrunk": {tier.name: tier.shrunk_bytes for tier in self._writer.tiers if tier.shrunk_bytes},
             "hangs": self._pulse.problem,
             "problems": [f"{tier.name}: {tier.problem}" for tier in self._writer.tiers if tier.problem],
         }
 
-    async def _metrics(self, _: web.Request) -> web.StreamResponse:
-        state = await self._written(self._cache_state)
-        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        return web.Response(
-            text=render_metrics(state, memory), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
-        )
+    def _metrics(self, _: Fields) -> Result:
+        state = self._written(self._cache_state)
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return render_metrics(state, peak).encode()
 
-    async def _mounts(self, _: web.Request) -> Answer:
-        return {"mounts": await asyncio.to_thread(self._leases.renew)}
+    def _mounts(self, _: Fields) -> Result:
+        return {"mounts": self._leases.renew()}
 
-    async def _environment(self, request: web.Request) -> Answer:
+    def _environment(self, fields: Fields) -> Result:
         """Take a client's variables for reaching stores. Answers and logs name them and show no values."""
         if self._environments is None:
             raise UsageError(
                 "this daemon takes its credentials from whoever runs it",
                 hint="DATACACHE_DAEMON is external: set them where it is run.",
             )
-        changed = self._environments.put((await fields_of(request)).mapping("variables"))
+        changed = self._environments.put(fields.mapping("variables"))
         if changed:
             log.info("stores are reached with another shell's %s from now on", ", ".join(changed))
             self._considered.clear()
         return {"changed": changed}
 
-    async def _stop(self, _: web.Request) -> Answer:
+    def _stop(self, _: Fields) -> Result:
         self.stopping.set()
         return {"pid": os.getpid(), "stopping": True}
 
-    async def _stop_without_socket(self) -> None:
-        """Stop when the socket was deleted or replaced: nobody can reach this daemon any more, and it keeps others from
-        starting."""
-        path = paths.socket_path(self._settings.home)
-        inode = os.stat(path).st_ino
-        while True:
-            await asyncio.sleep(_LOOK_FOR_SOCKET_S)
-            try:
-                gone = os.stat(path).st_ino != inode
-            except FileNotFoundError:
-                gone = True
-            except OSError:  # the disk fails, perhaps
-                gone = False
-            if gone and not self.stopping.is_set():
-                log.warning("%s was deleted: stopping, so that another daemon can start", path)
-                self.stopping.set()
-
-    async def _fold_counters(self) -> None:
-        """Add up the counters of ended processes, now and then."""
-        while True:
-            await asyncio.to_thread(counters.fold, counters_dir(self._settings.home, self._settings.ram_dir))
-            await asyncio.sleep(_FOLD_EVERY_S)
-
-    async def _written(self, action: Callable[[], T]) -> T:
+    def _written(self, action: Callable[[], T]) -> T:
         """Run an action in the writer's thread."""
-        return await asyncio.wrap_future(self._writer.call(action))
+        return self._writer.call(action).result()
 
-    def _in_background(self, work: Any) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+
+def _deleted(path: Path, inode: int) -> bool:
+    """Tell whether a socket was deleted or replaced: nobody can reach this daemon any more, and it keeps others from
+    starting."""
+    try:
+        return os.stat(path).st_ino != inode
+    except FileNotFoundError:
+        return True
+    except OSError:  # the disk fails, perhaps
+        return False
 
 
 @contextlib.contextmanager
@@ -421,7 +433,7 @@ def run(settings: Settings, *, wait: bool = False) -> None:
         writer = stack.enter_context(open_tiers(settings))
         catalog = open_catalog_url(settings.catalog, blob_cache_dir=settings.home)
         stack.callback(catalog.close)
-        asyncio.run(_serve(settings, writer, catalog, environments))
+        _serve(settings, writer, catalog, environments)
     if threading.active_count() > 1:
         # Gets from a store that is away, asleep between two tries: all is written and closed, nobody waits for them.
         logging.shutdown()
@@ -429,22 +441,19 @@ def run(settings: Settings, *, wait: bool = False) -> None:
         os._exit(0)
 
 
-async def _serve(settings: Settings, writer: TierWriter, catalog: Catalog, environments: Environments | None) -> None:
+def _serve(settings: Settings, writer: TierWriter, catalog: Catalog, environments: Environments | None) -> None:
     daemon = Daemon(settings, writer, catalog, environments)
-    loop = asyncio.get_running_loop()
     # What the first fetch needs takes a while to import: have it ready by then.
     threading.Thread(target=import_store_clients, daemon=True).start()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, daemon.stopping.set)
-    runner = web.AppRunner(daemon.app(), access_log=None, shutdown_timeout=0.5)
-    await runner.setup()
+        signal.signal(number, lambda *_: daemon.stopping.set())
+    server = FrameServer(daemon.answer, most_bytes=_MOST_REQUEST_BYTES, name="daemon")
     # What is there is stale: we hold the lock.
-    listener = ipc.listen(paths.socket_path(settings.home), backlog=512)
-    await web.SockSite(runner, listener, backlog=512).start()
+    server.listen(ipc.listen(paths.socket_path(settings.home), backlog=512))
     daemon.begin()
     log.info("serving %s (pid %d)", settings.home, os.getpid())
-    await daemon.stopping.wait()
+    daemon.live()
     log.info("stopping")
     paths.socket_path(settings.home).unlink(missing_ok=True)
-    await daemon.close()
-    await runner.cleanup()
+    daemon.close()
+    server.close()

@@ -14,17 +14,16 @@ Without room nothing is fetched, so a slow disk or slow readers hold back gets a
 - *Reserve*: a data set with little under way begins also when others have taken all. A dead store, or stopped readers,
 keep the reads of their own data set waiting and no others.
 
-Any thread; only `Turns.wait` waits. `Sends` is for the event loop.
+Any thread; only `Turns.wait` and `Sends.turn` wait.
 """
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
-from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -225,82 +224,49 @@ def _nothing() -> None:
     """Do nothing: a turn that has begun keeps no reference to its work."""
 
 
+SLOW_S = 0.25
+"""How long a turn at sending keeps others waiting at most: the answer goes on being sent to a slow reader."""
 _READ_LATELY_S = 1.0
 _MOST_FLOWS = 1000
-SLOW_S = 0.25
-"""How long a turn lasts at most: the answer goes on being sent to a slow reader, and the next one begins. Half as long
-after each such turn, down to `_SHORTEST_S`: many of them keep nobody waiting for long."""
-_SHORTEST_S = 0.01
 
 
 class Sends:
     """Turns at sending large blocks, one at a time for each data set (or share of the cache) while several are read.
 
-    One thread of the daemon sends all answers and hears all requests. With two hundred readers of one data set, whose
-    answers go out piece by piece, a request of another one waited for some pieces of each; and the gets that make room
-    for more answers took the processors besides. A data set that is read alone has no turns: they would cost it some of
-    its speed.
+    Two hundred threads that send answers of 4 MiB take the processors from the one that sends 100 KB of another data
+    set. A data set that is read alone has no turns: they would cost it some of its speed. Any thread.
     """
 
     def __init__(self) -> None:
-        self._under_way: Counter[str] = Counter()
-        self._waiting: defaultdict[str, deque[asyncio.Future[None]]] = defaultdict(deque)
+        self._lock = threading.Lock()  # guards all below
+        self._sending: dict[str, threading.Lock] = {}
         self._read_at: dict[str, float] = {}
-        self._slow_s: dict[str, float] = {}
 
     def note_read(self, flow: str) -> None:
         """Note that somebody asks for a block."""
         now = time.monotonic()
-        self._read_at[flow] = now
-        if len(self._read_at) > _MOST_FLOWS:
-            self._read_at = {name: at for name, at in self._read_at.items() if now - at < _READ_LATELY_S}
-            self._slow_s = {name: slow_s for name, slow_s in self._slow_s.items() if name in self._read_at}
+        with self._lock:
+            self._read_at[flow] = now
+            if len(self._read_at) > _MOST_FLOWS:
+                self._read_at = {name: at for name, at in self._read_at.items() if now - at < _READ_LATELY_S}
+                self._sending = {name: held for name, held in self._sending.items() if name in self._read_at}
 
-    @asynccontextmanager
-    async def turn(self, flow: str) -> AsyncIterator[None]:
-        """Wait for the turn to send a large answer; it lasts as long as the block, or `SLOW_S`."""
-        loop = asyncio.get_running_loop()
-        if self._under_way[flow] and self._others_read(flow):
-            turn = loop.create_future()
-            self._waiting[flow].append(turn)
-            try:
-                await turn
-            except asyncio.CancelledError:
-                if not turn.cancelled():  # it had come
-                    self._end(flow)
-                raise
-        else:
-            self._under_way[flow] += 1
-        slow = loop.call_later(self._slow_s.get(flow, SLOW_S), self._is_slow, flow)
+    @contextmanager
+    def turn(self, flow: str) -> Iterator[None]:
+        """Wait for the turn to send a large answer; `SLOW_S` at most."""
+        since = time.monotonic() - _READ_LATELY_S
+        with self._lock:
+            alone = not any(at > since for name, at in self._read_at.items() if name != flow)
+            sending = self._sending.setdefault(flow, threading.Lock())
+        if alone:
+            yield
+            return
+        if not sending.acquire(timeout=SLOW_S):
+            sending = threading.Lock()
+            sending.acquire()
+            with self._lock:
+                self._sending[flow] = sending  # whoever is slow keeps nobody else waiting
         try:
             yield
         finally:
-            if slow.when() > loop.time():  # else it ends the turn, or has
-                slow.cancel()
-                if flow in self._slow_s:
-                    self._slow_s[flow] *= 2
-                    if self._slow_s[flow] >= SLOW_S:
-                        del self._slow_s[flow]
-                self._end(flow)
-
-    def _is_slow(self, flow: str) -> None:
-        self._slow_s[flow] = max(_SHORTEST_S, self._slow_s.get(flow, SLOW_S) / 2)
-        self._end(flow)
-
-    def _end(self, flow: str) -> None:
-        """Give a turn to the answer that waits longest, unless several go out since the data set was read alone."""
-        waiting = self._waiting[flow]
-        while waiting and waiting[0].done():  # cancelled
-            waiting.popleft()
-        if waiting and (self._under_way[flow] == 1 or not self._others_read(flow)):
-            waiting.popleft().set_result(None)
-        else:
-            self._under_way[flow] -= 1
-        if not waiting:
-            del self._waiting[flow]
-        if not self._under_way[flow]:
-            del self._under_way[flow]
-
-    def _others_read(self, flow: str) -> bool:
-        since = time.monotonic() - _READ_LATELY_S
-        return any(at > since for name, at in self._read_at.items() if name != flow)
+            sending.release()

@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
@@ -226,6 +227,15 @@ def is_told(name: str) -> bool:
 def told_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables of an environment that clients tell a daemon."""
     return {name: environ[name] for name in sorted(_VARIABLES) if environ.get(name)}
+
+
+def store_fingerprint() -> str:
+    """Return a short hash of the variables that tell how to reach stores and that clients do not send to the daemon. If
+    a daemon has other ones than its client it may be denied access, and the client can name the reason. It reveals no
+    values."""
+    names = sorted(n for n in os.environ if n.startswith(("AWS_", "GOOGLE_", "AZURE_")) and not is_told(n))
+    text = "\0".join(f"{n}={os.environ[n]}" for n in names)
+    return blake2b(text.encode("utf-8", "surrogateescape"), digest_size=6).hexdigest()
 
 
 class Environments:

@@ -28,6 +28,9 @@ from datacache.tiers.tier import Block, Tier
 
 log = logging.getLogger(__name__)
 _BATCH_BLOCKS, _BATCH_BYTES = 64, 16 * 2**20
+_LINGER_S = 0.01
+"""A batch is waited for that long. Readers have their bytes already, and a write and a commit for a block alone cost
+three times as much processor time as in a batch of ten (378 µs against 130 for 110 KB)."""
 _EXPIRE_EVERY_S = 10.0
 _ENTRIES = 4096
 T = TypeVar("T")
@@ -199,13 +202,16 @@ class TierWriter:
                 self._guarded(self._index.env.reader_check)
                 expire_at_s = time.monotonic() + _EXPIRE_EVERY_S
             batch: list[tuple[Block, Stored]] = []
-            size = 0
+            size, end = 0, time.monotonic() + _LINGER_S
             while isinstance(item, tuple):
                 batch.append(item)
                 size += len(item[0].data)
-                if len(batch) >= _BATCH_BLOCKS or size >= _BATCH_BYTES or self._queue.empty():
+                if len(batch) >= _BATCH_BLOCKS or size >= _BATCH_BYTES:
                     break
-                item = self._queue.get_nowait()  # only this thread takes from the queue
+                try:
+                    item = self._queue.get(timeout=max(0.0, end - time.monotonic()))
+                except queue.Empty:
+                    break
             if batch:
                 self._store(batch)
             if item is None:

@@ -21,6 +21,7 @@ import pytest
 from datacache import connect, create_snapshot, load_settings, open_snapshot
 from datacache.api import running_daemon
 from datacache.core.errors import DaemonUnavailableError, SnapshotNotFoundError, StoreAccessError, UsageError
+from datacache.core.ids import ObjectRef
 from datacache.daemon import paths
 from datacache.daemon.client import DaemonClient
 from datacache.store.retry import UNREACHED_S
@@ -264,9 +265,9 @@ def test_unknown_refs_jobs_and_broken_requests_are_refused(settings):
     with pytest.raises(SnapshotNotFoundError):
         client.job("0000")
     with pytest.raises(UsageError):
-        client._json("POST", "/v1/block", {"ref": ["s3://x", 1], "number": 0, "dataset": "x"})
+        client._call("warm", {"ref": 1})
     with pytest.raises(UsageError):
-        client._json("POST", "/v1/block", [])
+        client.block(ObjectRef("s3://x", "k", 1), 0, "x" * 5000, "")
     assert client.health()["pid"]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import subprocess
@@ -16,7 +15,6 @@ from datacache.core.errors import UsageError
 from datacache.daemon import paths
 from datacache.settings import load_settings
 from datacache.store.credentials import Environments
-from tests.daemon.test_requests import post
 from tests.promises import promise
 from tests.servers import RcloneS3
 
@@ -169,9 +167,8 @@ def test_a_daemon_that_others_depend_on_takes_credentials_from_nobody(settings, 
     )
     try:
         client = api.connect(load_settings())
-        answer = post(settings, "/v1/environment", json.dumps({"variables": {"AWS_ACCESS_KEY_ID": "tenant"}}))
-        assert answer[0] == 400
-        assert answer[1]["error"] == "UsageError"
+        with pytest.raises(UsageError, match="external"):
+            client._call("environment", {"variables": {"AWS_ACCESS_KEY_ID": "tenant"}})
         client.stop()
     finally:
         daemon.kill()
@@ -181,7 +178,8 @@ def test_a_daemon_that_others_depend_on_takes_credentials_from_nobody(settings, 
 @pytest.mark.parametrize("variables", [None, [], {"AWS_PROFILE": 3}, {"PATH": "/"}, {"AWS_REGION": "\0"}])
 def test_only_the_variables_of_stores_are_taken(settings, variables):
     client = connect(settings)
-    assert post(settings, "/v1/environment", json.dumps({"variables": variables}))[0] == 400
+    with pytest.raises(UsageError, match="bad request"):
+        client._call("environment", {"variables": variables})
     client.stop()
 
 

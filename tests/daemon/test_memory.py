@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
-import json
 import socket
 import threading
 import time
@@ -12,7 +10,9 @@ import time
 from datacache import connect, create_snapshot, open_snapshot
 from datacache.core import ipc
 from datacache.core.ids import BLOCK_BYTES, ObjectRef
-from datacache.daemon import memory, paths, wire
+from datacache.daemon import memory, paths
+from datacache.exchange.frames import HEADER, Header, Kind, header
+from datacache.exchange.wire import BlocksRequest, Mode
 from tests.promises import promise
 
 BLOCKS = 60
@@ -62,24 +62,17 @@ def test_readers_that_take_no_answer_hold_little_memory_and_nobody_else_up(setti
 
 def ask(settings, ref: ObjectRef) -> socket.socket:
     """Ask for a block, and take no answer."""
-    body = json.dumps({"ref": wire.encode_ref(ref), "number": 0, "dataset": "greedy", "snapshot": ""}).encode()
+    body = BlocksRequest([(ref, 0)], "greedy", "", Mode.READ).encode()
     connection = ipc.connect(paths.socket_path(settings.home), timeout_s=30)
-    head = (
-        f"POST /v1/block HTTP/1.1\r\nHost: d\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-    )
-    connection.sendall(head.encode() + body)
+    connection.sendall(header(Kind.BLOCKS, 1, 0, len(body)) + body)
     return connection
 
 
 def take(connection: socket.socket) -> int:
     with connection.makefile("rb") as answer:
-        assert answer.readline().split()[1] == b"200"
-        length = 0
-        while (line := answer.readline()) != b"\r\n":
-            name, _, value = line.partition(b":")
-            if name.lower() == b"content-length":
-                length = int(value)
-        return len(answer.read(length))
+        first = Header.parse(answer.read(HEADER.size))
+        assert first.kind == Kind.OK
+        return len(answer.read(first.body_bytes))
 
 
 @promise("Bytes in the daemon are bounded from the fetch until they were stored and sent")
@@ -94,11 +87,7 @@ def test_memory_is_given_back_once_nothing_happens_any_more(monkeypatch):
     trimmed = []
     monkeypatch.setattr(memory, "trim", lambda: trimmed.append(1))
 
-    async def run():
-        task = asyncio.create_task(memory.trim_when_idle(activity, every_s=0.01))
-        await asyncio.to_thread(until, lambda: len(trimmed) == 2, "it is never idle")
-        await asyncio.sleep(0.05)
-        task.cancel()
-
-    asyncio.run(run())
+    idle = memory.IdleTrim(activity)
+    for _ in range(20):
+        idle.look()
     assert len(trimmed) == 2

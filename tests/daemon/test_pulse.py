@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import os
 import signal
@@ -95,7 +94,7 @@ def test_a_process_that_comes_later_does_not_wait_at_all(settings, snapshot, sto
         late.block(ObjectRef("file://", "x", 1, "", ""), 0, "d", "s")
 
 
-@promise("A daemon whose event loop, writer or gets hang counts as silent")
+@promise("A daemon whose writer or gets hang counts as silent")
 def test_commands_and_probes_say_so_within_seconds(settings, stopped):
     until(lambda: DaemonClient(settings).silence(), "not silent")
     environment = os.environ | settings.environment()
@@ -123,7 +122,7 @@ def test_commands_and_probes_say_so_within_seconds(settings, stopped):
     assert run("dataset_cli.main", "daemon", "status").returncode == 0
 
 
-@promise("A daemon whose event loop, writer or gets hang counts as silent")
+@promise("A daemon whose writer or gets hang counts as silent")
 def test_without_a_daemon_the_probe_fails_and_starts_none(settings):
     environment = os.environ | settings.environment()
     command = [sys.executable, "-m", "datacache.daemon", "--check"]
@@ -175,40 +174,29 @@ def test_a_killed_daemon_is_not_silent_but_gone_and_the_next_read_starts_another
     assert connect(settings).health()["pid"] != pid
 
 
-@promise("A daemon whose event loop, writer or gets hang counts as silent")
+@promise("A daemon whose writer or gets hang counts as silent")
 def test_a_daemon_that_hangs_shows_no_pulse(settings, monkeypatch):
-    """Its loop turns, but a thread of it makes no progress; or its loop does not turn."""
     monkeypatch.setattr(pulse_module, "SILENT_S", 0.5)
     monkeypatch.setattr("datacache.daemon.server._WRITER_STUCK_S", 0.2)
     (settings.home / "run").mkdir()
-    go_on, turn = threading.Event(), threading.Event()
-
-    async def serve(writer):
+    go_on = threading.Event()
+    with open_tiers(settings) as writer:
         daemon = Daemon(settings, writer, NoCatalog(), None)
         daemon.begin()
         watch = PulseWatch(settings.home)
-        await asyncio.to_thread(until, watch.beats, "no pulse")
+        until(watch.beats, "no pulse")
         hanging = writer.call(lambda: go_on.wait(30))
-        await asyncio.to_thread(until, watch.silent_s, "it beats though its writer hangs")
+        until(watch.silent_s, "it beats though its writer hangs")
         # A starved thread may miss a beat before that: the reason comes when the writer was looked at.
-        await asyncio.to_thread(until, lambda: "has taken nothing" in daemon._pulse.problem, "it says no reason")
+        until(lambda: "has taken nothing" in daemon._pulse.problem, "it says no reason")
         go_on.set()
-        await asyncio.wrap_future(hanging)
-        await asyncio.to_thread(until, watch.beats, "it goes on")
-        seen = []
-        looking = threading.Thread(target=lambda: (until(watch.silent_s, "the loop"), seen.append(1), turn.set()))
-        looking.start()
-        assert turn.wait(30)  # the loop does not turn here
-        await asyncio.to_thread(looking.join)
-        await asyncio.to_thread(until, watch.beats, "it goes on")
-        await daemon.close()
-
-    with open_tiers(settings) as writer:
-        asyncio.run(serve(writer))
+        hanging.result()
+        until(watch.beats, "it goes on")
+        daemon.close()
     assert not PulseWatch(settings.home).beats()
 
 
-@promise("A daemon whose event loop, writer or gets hang counts as silent")
+@promise("A daemon whose writer or gets hang counts as silent")
 def test_gets_that_never_end_count_as_hanging(settings, monkeypatch):
     from datacache.daemon.fetcher import Fetcher
 
@@ -255,15 +243,16 @@ def test_a_daemon_that_cannot_be_started_is_not_tried_by_each_read_anew(settings
 @promise("A pin of a snapshot of a million files is waited for")
 def test_what_takes_long_is_waited_for_whatever_the_patience_with_stores(settings, monkeypatch):
     """A pin of a million files takes the daemon longer than a store may take for an answer."""
-    waited: dict[str, float] = {}
+    waited: list[float] = []
 
-    def once(_self, send, timeout_s, **_more):
-        waited[send.args[1]] = timeout_s
-        return b'{"ref": "many@1", "pinned": true, "freed_bytes": 0}'
+    def once(_self, _talk, timeout_s, **_more):
+        waited.append(timeout_s)
+        return {"ref": "many@1", "pinned": True, "freed_bytes": 0}
 
     monkeypatch.setattr(DaemonClient, "_once", once)
     client = DaemonClient(dataclasses.replace(settings, store_timeout_s=0.5))
     client.pin("many")
     client.unpin("many")
     client.evict("many")
-    assert min(waited.values()) > 500
+    assert len(waited) == 3
+    assert min(waited) > 500

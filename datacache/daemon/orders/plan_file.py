@@ -6,9 +6,8 @@ Each write is one aligned store. A plan lives while its file has its name and it
 which ends with the process however it ends, and shows in other PID namespaces. A child of `fork()` closes the
 descriptor it inherited, so that no worker keeps its dead parent's plan.
 
-A plan is sent as: magic, length of a JSON header (u32), header, then `items` + `next_items` rows of `columns` u32 each,
-little-endian.
-"""
+A plan is sent as: magic, length of a JSON header (u32), header (a multiple of four bytes long), then `items` +
+`next_items` rows of `columns` u32 each, little-endian."""
 
 from __future__ import annotations
 
@@ -24,9 +23,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from datacache.core import lockfile
+from datacache.core.errors import UsageError
 from datacache.core.ids import ObjectRef
 from datacache.core.ipc import parse_object
-from datacache.daemon import wire
+from datacache.exchange.wire import decode_ref, encode_ref
 from datacache.tiers.memory import make_shared
 
 _FILE_BYTES = 16
@@ -122,7 +122,8 @@ class PlanHeader:
 
     def encode(self) -> bytes:
         """Return the header with its magic and length."""
-        text = json.dumps(asdict(self) | {"refs": [wire.encode_ref(ref) for ref in self.refs]}).encode()
+        text = json.dumps(asdict(self) | {"refs": [encode_ref(ref) for ref in self.refs]}).encode()
+        text += b" " * (-len(text) % ITEM_BYTES)  # what follows is an array
         return _MAGIC + _LENGTH.pack(len(text)) + text
 
     @property
@@ -131,26 +132,26 @@ class PlanHeader:
         return ITEM_BYTES * self.columns * (self.items + self.next_items)
 
 
-def header_length(head: bytes) -> int:
-    """Return the length of the header, from the first `HEAD_BYTES`. `ValueError` if this is no plan."""
-    if len(head) != HEAD_BYTES or head[: len(_MAGIC)] != _MAGIC:
-        raise ValueError("not a plan")
-    return int(_LENGTH.unpack_from(head, len(_MAGIC))[0])
-
-
-def decode_header(text: bytes) -> PlanHeader:
-    """Return the header of `PlanHeader.encode`, from its text. `ValueError`, `TypeError` or `KeyError` if it is
-    none."""
-    values = parse_object(text)
-    refs = tuple(wire.decode_ref(ref) for ref in values.pop("refs"))
-    header = PlanHeader(refs=refs, **values)
-    kinds = [type(value) for value in (header.id, header.dataset, header.snapshot)]
-    numbers = (header.pid, header.started, header.items, header.next_items)
-    if kinds != [str, str, str] or any(type(n) is not int or n < 0 for n in numbers):
-        raise ValueError("not a plan's header")
-    if header.columns not in (1, 3) or "/" in header.id or header.id.startswith("."):
-        raise ValueError("not a plan's header")
-    return header
+def decode_header(plan: memoryview) -> tuple[PlanHeader, memoryview]:
+    """Return the header of a plan and what follows it. `UsageError` if this is no plan."""
+    try:
+        if plan[: len(_MAGIC)] != _MAGIC:
+            raise ValueError("not a plan")
+        end = HEAD_BYTES + int(_LENGTH.unpack_from(plan, len(_MAGIC))[0])
+        values = parse_object(bytes(plan[HEAD_BYTES:end]))
+        refs = tuple(decode_ref(ref) for ref in values.pop("refs"))
+        header = PlanHeader(refs=refs, **values)
+        kinds = [type(value) for value in (header.id, header.dataset, header.snapshot)]
+        numbers = (header.pid, header.started, header.items, header.next_items)
+        if kinds != [str, str, str] or any(type(n) is not int or n < 0 for n in numbers):
+            raise ValueError("not a plan's header")
+        if header.columns not in (1, 3) or "/" in header.id or header.id.startswith("."):
+            raise ValueError("not a plan's header")
+        if len(plan) - end != header.body_bytes:
+            raise ValueError("a plan ended early")
+    except (KeyError, TypeError, ValueError, struct.error) as exc:
+        raise UsageError(f"bad request: {exc}") from exc
+    return header, plan[end:]
 
 
 def remove_if_dead(path: Path) -> bool:

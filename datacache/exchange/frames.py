@@ -1,0 +1,171 @@
+"""Frames: a header of 16 bytes, a head of up to 64 KiB, a body. Both ends of the exchange speak nothing else.
+
+A header is magic, version, kind, request number, length of the head and length of the body, little-endian. An answer
+carries the number of its request; the answers to a request come in the order of what it asks for. Any thread, but one
+at a time for each connection.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Callable, Sequence
+from enum import IntEnum
+from typing import NamedTuple
+
+MAGIC = b"dX"
+VERSION = 1
+HEADER = struct.Struct("<2sBBIHxxI")
+MOST_HEAD_BYTES = 2**16 - 1
+_TIMEVAL = struct.Struct("@ll")
+Buffer = bytes | bytearray | memoryview
+Look = Callable[[], object]
+"""Called now and then while a connection waits; raises to give up."""
+
+
+class Kind(IntEnum):
+    """The purpose of a frame."""
+
+    CALL = 1
+    """Do what the head names, with the body's JSON."""
+    BLOCKS = 2
+    """Give blocks, as the body's JSON says."""
+    OK = 16
+    """The body is the result."""
+    ERROR = 17
+    """The body is an error as JSON (`wire.encode_error`)."""
+    BUSY = 18
+    """Ask somebody else: too much is asked of this one."""
+    ABSENT = 19
+    """It is not here."""
+
+
+class FrameError(ConnectionError):
+    """The other side sends something that is no frame, or one that is too long: the connection is of no use."""
+
+
+class Frame(NamedTuple):
+    """One frame that came. A server's handler reads a long body itself, from the connection."""
+
+    kind: int
+    number: int
+    head: bytes
+    body: memoryview
+
+
+class Header(NamedTuple):
+    """The first bytes of a frame."""
+
+    kind: int
+    number: int
+    head_bytes: int
+    body_bytes: int
+
+    @classmethod
+    def parse(cls, data: Buffer) -> Header:
+        """Return the header in the first bytes; `FrameError` if there is none of this version."""
+        magic, version, kind, number, head_bytes, body_bytes = HEADER.unpack_from(data)
+        if magic != MAGIC:
+            raise FrameError("the other side speaks another protocol")
+        if version != VERSION:
+            raise FrameError(f"the other side speaks version {version} of the exchange, this one {VERSION}")
+        return cls(kind, number, head_bytes, body_bytes)
+
+
+def header(kind: Kind, number: int, head_bytes: int, body_bytes: int) -> bytes:
+    """Return the first bytes of a frame."""
+    return HEADER.pack(MAGIC, VERSION, kind, number, head_bytes, body_bytes)
+
+
+class FrameSocket:
+    """A connection that carries frames."""
+
+    def __init__(self, connection: socket.socket, *, look_every_s: float, receiving: Look, sending: Look) -> None:
+        """`receiving` is called each time that nothing has come for `look_every_s`, `sending` each time that nothing
+        was taken."""
+        self.connection = connection
+        self._receiving, self._sending = receiving, sending
+        self._left = memoryview(b"")  # what came behind the last frame
+        connection.settimeout(None)
+        # The kernel's timeouts: Python's own cost a second system call, and so a turn of the interpreter, each time.
+        value = _TIMEVAL.pack(int(look_every_s), int(1e6 * (look_every_s % 1)))
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            connection.setsockopt(socket.SOL_SOCKET, option, value)
+
+    def send(self, kind: Kind, number: int, head: bytes = b"", body: Buffer = b"") -> None:
+        """Send one frame. `OSError`."""
+        self.send_parts([header(kind, number, len(head), len(body)), head, body])
+
+    def send_parts(self, parts: Sequence[Buffer]) -> None:
+        """Send bytes in parts: a frame, or more of a body that was announced. `OSError`."""
+        left = sum(map(len, parts))
+        while True:
+            try:
+                sent = self.connection.sendmsg(parts)
+            except BlockingIOError:
+                self._sending()
+                continue
+            left -= sent
+            if not left:
+                return
+            rest: list[Buffer] = []
+            for part in parts:
+                if sent >= len(part):
+                    sent -= len(part)
+                else:
+                    rest.append(memoryview(part)[sent:])
+                    sent = 0
+            parts = rest
+
+    def receive(self, *, most_bytes: int, head_bytes: int = 0, body_bytes: int = 0) -> Frame:
+        """Return the next frame. `head_bytes` and `body_bytes` are those of the likely one, which is received without
+        a copy. `FrameError` for one whose body is longer than `most_bytes`; `ConnectionResetError` at the end."""
+        start, body = bytearray(HEADER.size + head_bytes), bytearray(body_bytes)
+        got = 0
+        while got < HEADER.size:
+            got += self._some([memoryview(start)[got:], body])
+        first = Header.parse(start)
+        if (first.head_bytes, first.body_bytes) == (head_bytes, body_bytes):
+            self._rest(memoryview(start)[got:])
+            self._rest(memoryview(body)[max(0, got - len(start)) :])
+            return Frame(first.kind, first.number, bytes(start[HEADER.size :]), memoryview(body).toreadonly())
+        if first.body_bytes > most_bytes:
+            raise FrameError(f"a frame of {first.body_bytes:,} bytes is too long")
+        came = memoryview(start + body)[HEADER.size : got]
+        head, body = bytearray(first.head_bytes), bytearray(first.body_bytes)
+        for out in (head, body):
+            count = min(len(out), len(came))
+            out[:count] = came[:count]
+            came = came[count:]
+            if not came:
+                self._rest(memoryview(out)[count:])
+        self._left = came
+        return Frame(first.kind, first.number, bytes(head), memoryview(body).toreadonly())
+
+    def close(self) -> None:
+        """Hang up."""
+        self.connection.close()
+
+    def _rest(self, out: memoryview) -> None:
+        """Fill a buffer, in one call where the bytes come soon enough."""
+        while out:
+            out = out[self._some([out], socket.MSG_WAITALL) :]
+
+    def _some(self, buffers: Sequence[memoryview | bytearray], flags: int = 0) -> int:
+        """Receive at least a byte into the buffers."""
+        if self._left:
+            total = 0
+            for buffer in buffers:
+                count = min(len(buffer), len(self._left))
+                buffer[:count] = self._left[:count]
+                self._left, total = self._left[count:], total + count
+            return total
+        while True:
+            try:
+                got = self.connection.recvmsg_into(buffers, 0, flags)[0]
+            except BlockingIOError:
+                self._receiving()
+                continue
+            if not got:
+                raise ConnectionResetError("the other side closed the connection")
+            return got

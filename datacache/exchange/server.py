@@ -1,0 +1,146 @@
+"""Answer frames at listeners: a thread for each connection, which waits for what it was asked for and sends it.
+
+Threads rather than an event loop: a request that waits for a store is a thread asleep, an answer goes out in one call
+of the kernel, and nobody is woken up for either. The handler is called in the connection's thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable, Generator
+from typing import NamedTuple
+
+from datacache.core.errors import DaemonError, DatacacheError
+from datacache.exchange.frames import Buffer, Frame, FrameError, FrameSocket, Kind
+from datacache.exchange.wire import encode_error
+
+log = logging.getLogger(__name__)
+_MOST_CONNECTIONS = 8192
+_TAKEN_IN_S = 20.0
+"""A reader that takes nothing of its answer for so long is hung up on; it asks again."""
+_RETRY_S = 0.2
+_STOP_TIMEOUT_S = 1.0
+
+
+class Answer(NamedTuple):
+    """One frame of an answer."""
+
+    kind: Kind
+    head: bytes = b""
+    body: Buffer = b""
+
+
+Handler = Callable[[Frame], Generator[Answer, None, None]]
+"""Yields the answers to a request, in order; what it needs for one may go when it is asked for the next, or closed. A
+`DatacacheError` is sent back."""
+
+
+class FrameServer:
+    """See the module. `close` ends it."""
+
+    def __init__(self, handler: Handler, *, most_bytes: int, name: str = "exchange") -> None:
+        """`most_bytes`: of a request's body."""
+        self._handler, self._most_bytes, self._name = handler, most_bytes, name
+        self._closed = threading.Event()
+        self._lock = threading.Lock()  # guards _connections
+        self._connections: dict[FrameSocket, threading.Thread] = {}
+        self._listeners: list[tuple[socket.socket, threading.Thread]] = []
+
+    def listen(self, listener: socket.socket) -> None:
+        """Let callers in from now on."""
+        thread = threading.Thread(target=self._accept, args=(listener,), name=f"{self._name}-accept", daemon=True)
+        self._listeners.append((listener, thread))
+        thread.start()
+
+    def close(self) -> None:
+        """Let nobody in any more and hang up; what is being answered has a moment to end."""
+        self._closed.set()
+        for listener, thread in self._listeners:
+            with contextlib.suppress(OSError):
+                listener.shutdown(socket.SHUT_RDWR)  # wakes accept(2) up, which close(2) would not
+            thread.join(_STOP_TIMEOUT_S)
+            listener.close()
+        with self._lock:
+            left = dict(self._connections)
+        for frames in left:
+            with contextlib.suppress(OSError):
+                frames.connection.shutdown(socket.SHUT_RD)  # who waits for a request ends; an answer still goes out
+        end = time.monotonic() + _STOP_TIMEOUT_S
+        for thread in left.values():
+            thread.join(max(0.0, end - time.monotonic()))
+
+    def _accept(self, listener: socket.socket) -> None:
+        while not self._closed.is_set():
+            try:
+                connection, _ = listener.accept()
+                self._hear(connection)
+            except (OSError, RuntimeError) as exc:  # no descriptor is free, for one, or no more threads
+                if self._closed.wait(_RETRY_S):
+                    return
+                log.warning("the %s socket: %s", self._name, exc)
+
+    def _hear(self, connection: socket.socket) -> None:
+        frames = FrameSocket(connection, look_every_s=_TAKEN_IN_S, receiving=_go_on, sending=_give_up)
+        thread = threading.Thread(target=self._talk, args=(frames,), name=f"{self._name}-caller", daemon=True)
+        with self._lock:
+            full = len(self._connections) >= _MOST_CONNECTIONS
+            if not full:
+                self._connections[frames] = thread
+        if full:
+            log.warning("the %s socket: %d connections are open, one more is refused", self._name, _MOST_CONNECTIONS)
+            frames.close()
+            return
+        try:
+            thread.start()
+        except RuntimeError:
+            self._forget(frames)
+            raise
+
+    def _talk(self, frames: FrameSocket) -> None:
+        try:
+            while not self._closed.is_set():
+                self._answer(frames, frames.receive(most_bytes=self._most_bytes))
+        except FrameError as exc:
+            log.warning("a caller is hung up on: %s", exc)
+        except OSError as exc:
+            log.debug("a caller went away: %s", exc)
+        finally:
+            self._forget(frames)
+
+    def _answer(self, frames: FrameSocket, request: Frame) -> None:
+        with contextlib.closing(self._handler(request)) as answers:
+            while True:
+                try:
+                    answer = next(answers, None)
+                except Exception as exc:  # noqa: BLE001 - the caller's answer
+                    answer = error_answer(exc)
+                if answer is None:
+                    return
+                frames.send(answer.kind, request.number, answer.head, answer.body)
+
+    def _forget(self, frames: FrameSocket) -> None:
+        with self._lock:
+            self._connections.pop(frames, None)
+        frames.close()
+
+
+def error_answer(exc: Exception) -> Answer:
+    """Return the answer that names an error; one that is not a `DatacacheError` is a defect of ours, and logged."""
+    if not isinstance(exc, DatacacheError):
+        log.error("a request failed", exc_info=exc)
+        exc = DaemonError(
+            f"the daemon failed: {type(exc).__name__}: {exc}", hint="This is a defect; the daemon's log says where."
+        )
+    return Answer(Kind.ERROR, body=encode_error(exc))
+
+
+def _go_on() -> None:
+    """Wait for the next request for as long as it takes."""
+
+
+def _give_up() -> None:
+    raise TimeoutError(f"a reader took nothing of its answer for {_TAKEN_IN_S:g} s")

@@ -1,0 +1,144 @@
+"""The bodies of requests and answers: what they ask for and errors by the name of their class, as JSON. Any thread."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from datacache.core import errors
+from datacache.core.errors import DaemonError, DatacacheError, UsageError
+from datacache.core.ids import MAX_READABLE_BYTES, ObjectRef, block_count
+from datacache.core.ipc import parse_object
+
+MOST_BLOCKS = 64
+"""The blocks of one request."""
+_MAX_TEXT = 4096
+_ATTRIBUTES = ("url", "ref", "path", "checksum")
+
+
+class Mode(StrEnum):
+    """The way in which somebody asks for blocks."""
+
+    READ = "read"
+    """A reader of this node: get it, from wherever it is."""
+    BROKEN = "broken"
+    """As `READ`; the reader met broken bytes here."""
+
+
+@dataclass(frozen=True)
+class BlocksRequest:
+    """A request for some blocks of one data set. `snapshot` is '' for none."""
+
+    blocks: Sequence[tuple[ObjectRef, int]]
+    dataset: str
+    snapshot: str
+    mode: Mode
+
+    def encode(self) -> bytes:
+        """Return the body of a `Kind.BLOCKS` frame."""
+        wanted = [[*encode_ref(ref), number] for ref, number in self.blocks]
+        return json.dumps([self.mode.value, self.dataset, self.snapshot, wanted]).encode()
+
+    @classmethod
+    def decode(cls, body: bytes | memoryview) -> BlocksRequest:
+        """Return the request of `encode`; `UsageError` names what is wrong with it."""
+        try:
+            mode, dataset, snapshot, wanted = json.loads(bytes(body))
+            if not (0 < len(wanted) <= MOST_BLOCKS):
+                raise UsageError(f"bad request: 1 to {MOST_BLOCKS} blocks can be asked for, not {len(wanted)}")
+            blocks = [(decode_ref(values[:-1]), values[-1]) for values in wanted]
+            request = cls(blocks, expect_text(dataset), expect_text(snapshot), Mode(mode))
+        except (KeyError, TypeError, ValueError, RecursionError) as exc:
+            if isinstance(exc, UsageError):
+                raise
+            raise UsageError(f"bad request: {exc}") from exc
+        for ref, number in blocks:
+            if not 0 < ref.size_bytes <= MAX_READABLE_BYTES:
+                raise UsageError(f"bad request: no object has {ref.size_bytes:,} bytes with blocks")
+            if type(number) is not int or not 0 <= number < block_count(ref.size_bytes):
+                raise UsageError(f"bad request: there is no block {number!r} of an object of {ref.size_bytes:,} bytes")
+        return request
+
+
+class Fields:
+    """The JSON object of a request, each field of which is checked when it is taken."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._values = values
+
+    @classmethod
+    def decode(cls, body: bytes | memoryview) -> Fields:
+        """Return the fields of a body; `UsageError` if it is no JSON object."""
+        try:
+            return cls(parse_object(bytes(body) or b"{}"))
+        except ValueError as exc:
+            raise UsageError("bad request: its body is no JSON object") from exc
+
+    def text(self, name: str) -> str:
+        """Return a text that must be there."""
+        value = self.optional_text(name)
+        if not value:
+            raise UsageError(f"bad request: {name!r} is missing")
+        return value
+
+    def optional_text(self, name: str) -> str:
+        """Return a text; '' if it is not there, or null."""
+        value = self._values.get(name)
+        try:
+            return "" if value is None else expect_text(value)
+        except ValueError as exc:
+            raise UsageError(f"bad request: {name!r} is {exc}") from exc
+
+    def mapping(self, name: str) -> dict[str, Any]:
+        """Return a JSON object that must be there."""
+        value = self._values.get(name)
+        if not isinstance(value, dict):
+            raise UsageError(f"bad request: {name!r} is no JSON object")
+        return value
+
+
+def expect_text(value: object) -> str:
+    """Return a text of a request; `ValueError` if it is none, or too long."""
+    if not isinstance(value, str) or len(value) > _MAX_TEXT or "\0" in value:
+        raise ValueError(f"no text of up to {_MAX_TEXT:,} characters")
+    return value
+
+
+def encode_ref(ref: ObjectRef) -> list[Any]:
+    """Return an object reference as JSON."""
+    return list(ref) if ref.root >= 0 else list(ref[:5])
+
+
+def decode_ref(values: list[Any]) -> ObjectRef:
+    """Return the object reference of `encode_ref`; `ValueError` or `TypeError` if it is none."""
+    ref = ObjectRef(*values)
+    kinds = [type(value) for value in ref]
+    if kinds != [str, str, int, str, str, int]:
+        raise ValueError("not an object reference")
+    return ref
+
+
+def encode_error(exc: DatacacheError) -> bytes:
+    """Return the body for an error."""
+    body = {"error": type(exc).__name__, "message": str(exc), "hint": exc.hint}
+    for name in _ATTRIBUTES:
+        if hasattr(exc, name):
+            body[name] = str(getattr(exc, name))
+    return json.dumps(body).encode()
+
+
+def decode_error(body: bytes | memoryview) -> DatacacheError:
+    """Return the error of `encode_error`, of the same class."""
+    try:
+        fields = parse_object(bytes(body))
+    except ValueError:
+        return DaemonError(f"the daemon answered {bytes(body[:200])!r}")
+    kind = getattr(errors, str(fields.get("error")), DaemonError)
+    if not (isinstance(kind, type) and issubclass(kind, DatacacheError)):
+        kind = DaemonError
+    more = {name: fields[name] for name in _ATTRIBUTES if name in fields}
+    message, hint = str(fields.get("message", "the daemon failed")), str(fields.get("hint", ""))
+    return kind(message, hint=hint, **more)
