@@ -116,8 +116,12 @@ class Workspace:
 class Home:
     """The product as a user has it: `dsctl` and the Python package, in one home."""
 
-    def __init__(self, path: Path, env: Mapping[str, str], settings: dict[str, object]) -> None:
+    def __init__(
+        self, path: Path, env: Mapping[str, str], settings: dict[str, object], *, enter: Sequence[str] = ()
+    ) -> None:
         self.path = path
+        self.enter = enter
+        """What commands are run behind: it takes them to where the home is, such as a node."""
         self.ram_dir = Path(tempfile.mkdtemp(prefix=leftovers.SHARED_MEMORY_PREFIX, dir=leftovers.SHARED_MEMORY))
         chosen = {"DATACACHE_HOME": path, "DATACACHE_RAM_DIR": self.ram_dir}
         chosen |= {f"DATACACHE_{name.upper()}": value for name, value in settings.items()}
@@ -126,7 +130,7 @@ class Home:
     def dsctl(self, *arguments: str | Path) -> str:
         """Run a command to its end and return what it printed. A failing one ends the benchmark."""
         done = subprocess.run(
-            [DSCTL, *map(str, arguments)], env=self.env, stdout=subprocess.PIPE, text=True, check=False
+            [*self.enter, DSCTL, *map(str, arguments)], env=self.env, stdout=subprocess.PIPE, text=True, check=False
         )
         if done.returncode:
             raise SystemExit(f"dsctl {arguments[0]} failed with exit code {done.returncode}")

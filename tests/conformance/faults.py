@@ -1,4 +1,4 @@
-"""A proxy on the loopback that makes an HTTP server misbehave on demand.
+"""A proxy on this machine that makes an HTTP server misbehave on demand.
 
 For tests of whatever speaks HTTP to a store. A fault applies to one request (`add`), to all (`always`), or
 to the listener itself (`refuse`); everything else is passed on byte for byte, headers included, so signed
@@ -75,10 +75,11 @@ class Fault:
 
 
 class FaultProxy:
-    """`with FaultProxy(endpoint) as proxy:` listens on `proxy.url` and passes on to `endpoint` (plain
-    HTTP)."""
+    """`with FaultProxy(endpoint) as proxy:` listens on `proxy.url`, on the loopback unless `host` is another address
+    of this machine, and passes on to `endpoint` (plain HTTP)."""
 
-    def __init__(self, endpoint: str) -> None:
+    def __init__(self, endpoint: str, *, host: str = "127.0.0.1") -> None:
+        self._host = host
         parts = urlsplit(endpoint)
         self._target = (parts.hostname or "127.0.0.1", parts.port or 80)
         self.requests: list[str] = []
@@ -106,7 +107,7 @@ class FaultProxy:
     @property
     def url(self) -> str:
         """The endpoint to give to a client."""
-        return f"http://127.0.0.1:{self._port}"
+        return f"http://{self._host}:{self._port}"
 
     def add(self, *faults: Fault) -> None:
         """Each for one request it is for, in this order."""
@@ -138,7 +139,7 @@ class FaultProxy:
     def accept(self) -> None:
         """Listen (again, on the same port)."""
         if self._server is None:
-            self._server = _Server(("127.0.0.1", self._port), self)
+            self._server = _Server((self._host, self._port), self)
             self._port = self._server.server_address[1]
             self._thread = threading.Thread(
                 target=self._server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
