@@ -1,4 +1,4 @@
-"""The systems compared with: rclone mount and s3fs-fuse, bare obstore, and libraries in virtual environments."""
+"""The systems compared with: rclone mount and s3fs-fuse, bare obstore, nginx, and libraries in virtual environments."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 from obstore.store import S3Store
 
@@ -98,6 +99,46 @@ def _serving(command: list[str], mount: Path, *, empty: bool) -> Iterator[None]:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+# --- a cache of HTTP answers that nodes share: each hashes the address and asks its owner ---
+
+NGINX_PORT = 8080
+
+
+def nginx_config(folder: Path, address: str, nodes: Iterable[str], store: str) -> Path:
+    """Write the configuration of one of these nodes: its clients ask it on the loopback, the other nodes on `address`.
+
+    A request keeps the address that its client has signed, so the store answers it whichever node passes it on.
+    """
+    servers = "\n".join(f"    server {node}:{NGINX_PORT};" for node in nodes)
+    path = folder / "nginx.conf"
+    path.write_text(f"""
+daemon off; user root; worker_processes 1; pid {folder}/nginx.pid; error_log {folder}/nginx-error.log warn;
+events {{ worker_connections 1024; }}
+http {{
+  access_log off; sendfile on; tcp_nopush on; keepalive_requests 1000000;
+  proxy_temp_path {folder}/temporary; client_body_temp_path {folder}/bodies;
+  fastcgi_temp_path {folder}/bodies; uwsgi_temp_path {folder}/bodies; scgi_temp_path {folder}/bodies;
+  proxy_cache_path {folder}/answers levels=1:2 keys_zone=answers:16m max_size=64g inactive=1d use_temp_path=off;
+  proxy_http_version 1.1; proxy_set_header Connection ""; proxy_set_header Host $http_host;
+  upstream owners {{
+    hash $uri consistent;
+{servers}
+    keepalive 32;
+  }}
+  upstream store {{ server {urlsplit(store).netloc}; keepalive 32; }}
+  server {{ listen 127.0.0.1:{NGINX_PORT}; location / {{ proxy_pass http://owners; proxy_buffering on; }} }}
+  server {{
+    listen {address}:{NGINX_PORT};
+    location / {{
+      proxy_pass http://store; proxy_cache answers; proxy_cache_key $uri; proxy_cache_valid 200 1d; proxy_cache_lock on;
+      proxy_ignore_headers Cache-Control Expires Set-Cookie Vary;
+    }}
+  }}
+}}
+""")
+    return path
 
 
 # --- libraries, each in an environment of its own: they do not agree on versions, and none may change ours ---

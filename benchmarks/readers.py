@@ -1,7 +1,7 @@
 """Readers in processes of their own, for what happens to them beside others (`fairness`, `outages`).
 
-A child is `python -m benchmarks.readers WAY DATASET FIRST STEP THREADS PAUSE_S`: it says that it is ready, begins when
-it is told, and prints the seconds of each of its reads.
+A child is `python -m benchmarks.readers WAY DATASET FIRST STEP THREADS PAUSE_S SEED`: it says that it is ready, begins
+when it is told, and prints the seconds of each of its reads.
 """
 
 from __future__ import annotations
@@ -29,12 +29,20 @@ class Readers:
     """
 
     def __init__(
-        self, home: Home, dataset: str, ways: Sequence[str], *, threads: int = 1, pause_s: float | None = None
+        self,
+        home: Home,
+        dataset: str,
+        ways: Sequence[str],
+        *,
+        threads: int = 1,
+        pause_s: float | None = None,
+        seed: int = 0,
     ) -> None:
-        numbers = [str(number) for number in (len(ways), threads, -1.0 if pause_s is None else pause_s)]
+        numbers = [str(number) for number in (len(ways), threads, -1.0 if pause_s is None else pause_s, seed)]
         command = (sys.executable, "-m", "benchmarks.readers")
         self._children = [
-            ToldProcess(*command, way, dataset, str(first), *numbers, env=home.env) for first, way in enumerate(ways)
+            ToldProcess(*home.enter, *command, way, dataset, str(first), *numbers, env=home.env)
+            for first, way in enumerate(ways)
         ]
 
     def __enter__(self) -> Readers:
@@ -61,7 +69,7 @@ class Readers:
 def main() -> None:
     way, dataset, *numbers = sys.argv[1:]
     first, step, threads = map(int, numbers[:3])
-    pause_s, ended = float(numbers[3]), threading.Event()
+    pause_s, seed, ended = float(numbers[3]), int(numbers[4]), threading.Event()
     with api.open_snapshot(dataset) as snapshot:
         names = sorted(snapshot.paths())[first::step]
         read: Callable[[str], object] = snapshot.read
@@ -76,7 +84,7 @@ def main() -> None:
             threading.Thread(target=lambda: (sys.stdin.read(), ended.set()), daemon=True).start()
 
         def read_all(number: int) -> list[float]:
-            order, took = random.Random(1000 * first + number).sample(names, len(names)), []
+            order, took = random.Random(1_000_000 * seed + 1000 * first + number).sample(names, len(names)), []
             for name in itertools.cycle(order) if pause_s >= 0 else order:
                 took.append(timed(lambda name=name: read(name)))
                 if pause_s >= 0 and ended.wait(pause_s):
