@@ -26,18 +26,22 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from datacache.core.addresses import parse_network_rules
 from datacache.core.disk import replace_file
 from datacache.core.errors import SettingsError
+from datacache.core.nodes import parse_address, parse_cluster_key, parse_cluster_mode, parse_name, parse_nodes
 
 _OBJECT_STORES = ("*",)
 _OF_THE_DAEMON = (
     *("DATACACHE_RAM_BYTES", "DATACACHE_SSD_BYTES", "DATACACHE_EVICTION", "DATACACHE_TTL_S", "DATACACHE_RAM_DIR"),
     *("DATACACHE_CONCURRENCY", "DATACACHE_STORE_TIMEOUT_S", "DATACACHE_PREFETCH", "DATACACHE_CHECK_MD5"),
     *("DATACACHE_SHARES", "DATACACHE_SOURCES", "DATACACHE_CONFIG"),
+    *("DATACACHE_CLUSTER", "DATACACHE_LISTEN", "DATACACHE_CLUSTER_KEY_FILE", "DATACACHE_CLUSTER_MEMBERS"),
+    *("DATACACHE_ZONE", "DATACACHE_NODE", "DATACACHE_CLUSTER_MODE"),
 )
 EVICTION_POLICIES = ("keep", "lru", "ttl", "clairvoyant")
 _UNITS = {"": 1, "b": 1}
@@ -120,6 +124,22 @@ class Settings:
     imported lists may lead to, as `core.addresses.parse_network_rule` takes them."""
     shares: tuple[tuple[str, float], ...] = ()
     """Shares of the cache: patterns of data set names, and weights."""
+    cluster: str = ""
+    """The cluster of caches that this node is in; '' for none."""
+    listen: str = ""
+    """`HOST:PORT` where other nodes of the cluster reach this one."""
+    cluster_key: str = field(default="", repr=False)
+    """What the nodes of a cluster know each other by. In no repr; see `cluster.members.read_cluster_key`."""
+    cluster_key_file: Path | None = None
+    """A file with that key, such as one of a Secret."""
+    cluster_members: tuple[str, ...] = ()
+    """The nodes, as `core.nodes.parse_node` takes them. Empty: the catalog's MongoDB knows them."""
+    zone: str = ""
+    """Where the node is: its owners of blocks are nodes of the same zone first."""
+    node: str = ""
+    """The id of this node in its cluster; '': the name of the machine."""
+    cluster_mode: tuple[tuple[str, str], ...] = (("*", "share"),)
+    """Patterns of data set names, and their mode; see `mode_of`."""
     stores: tuple[StoreOptions, ...] = ()
     config: Path | None = None
     """The configuration file that was read, absolute."""
@@ -138,6 +158,8 @@ class Settings:
                 continue
             if name == "shares":
                 value = ",".join(f"{pattern}={weight:g}" for pattern, weight in value)
+            elif name == "cluster_mode":
+                value = ",".join(map("=".join, value))
             elif isinstance(value, tuple):
                 value = " ".join(value)
             elif isinstance(value, bool):
@@ -176,6 +198,10 @@ class Settings:
                 hint="Set DATACACHE_OBJECTS to a bucket and prefix that every node reaches, such as s3://bucket/objects.",
             )
         return self.objects
+
+    def mode_of(self, dataset: str) -> str:
+        """Return the mode of a data set in the cluster: that of the first pattern it matches, else `share`."""
+        return next((mode for pattern, mode in self.cluster_mode if fnmatchcase(dataset, pattern)), "share")
 
 
 def parse_bytes(text: str | int) -> int:
@@ -340,6 +366,14 @@ _PARSERS: dict[str, Any] = {
     "credentials": _path,
     "shares": _parse_shares,
     "allow_network": parse_network_rules,
+    "cluster": parse_name,
+    "listen": parse_address,
+    "cluster_key": parse_cluster_key,
+    "cluster_key_file": _path,
+    "cluster_members": parse_nodes,
+    "zone": parse_name,
+    "node": parse_name,
+    "cluster_mode": parse_cluster_mode,
 }
 
 

@@ -245,6 +245,14 @@ class DaemonSilentError(DaemonUnavailableError):
     """A daemon is there and does not answer: it is stopped, or it hangs."""
 
 
+class NodeTakenError(DatacacheError):
+    """Another living node of the cluster has this node's id. `address` is that node's."""
+
+    def __init__(self, message: str, *, address: str = "", hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.address = address
+
+
 class MountError(DatacacheError, OSError):
     """A mount, unmount or hand-over failed."""
 

@@ -1,0 +1,159 @@
+"""Which nodes are in the cluster: members, views of them, and the list in the settings.
+
+A *view* is what a node believes at a moment. It may be old: that costs a GET, never a wrong byte. Values are immutable,
+so any thread may read them.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from datacache.core.errors import SettingsError
+from datacache.core.nodes import LEAST_KEY_BYTES, parse_address, parse_node
+from datacache.settings import Settings
+
+JOINING = "joining"
+"""The node answers, and owns nothing yet."""
+SERVING = "serving"
+"""The node owns its share of the blocks."""
+DRAINING = "draining"
+"""The node owns nothing any more; the new owners ask it for what it has."""
+_EVERYWHERE = ("0.0.0.0", "[::]", "::", "*")
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One node of a cluster, as its lease or the list says. `seen_s` does not count when two are compared."""
+
+    id: str
+    address: str
+    """`HOST:PORT`, where peers reach the node. A node recognises itself by it."""
+    weight: float
+    """Share of the blocks in relation to others: the capacity in bytes, or a number of the list."""
+    zone: str = ""
+    state: str = SERVING
+    """`JOINING`, `SERVING` or `DRAINING`; what a later version adds owns nothing here."""
+    seen_s: float = field(default=0.0, compare=False)
+    """How long ago the node renewed its lease, by the database's clock, when the view was read."""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """The members that a node knew of at a moment, sorted by id."""
+
+    members: tuple[Member, ...] = ()
+    version: int = 0
+    """Grows whenever the members change, on this node only."""
+    changed_at: float = float("-inf")
+    """Time of that change, by this node's `time.monotonic`."""
+
+    def replaced(self, members: list[Member]) -> View:
+        """Return the view with the members of now. The version stays if none came, went or changed."""
+        found = tuple(sorted(members, key=lambda member: member.id))
+        if found == self.members:
+            return View(found, self.version, self.changed_at)
+        return View(found, self.version + 1, time.monotonic())
+
+
+class Members(Protocol):
+    """Where a node learns the members of its cluster, and tells the others of itself. Any thread may call."""
+
+    @property
+    def view(self) -> View:
+        """The newest view. Never waits."""
+
+    @property
+    def problem(self) -> str:
+        """Say why the view may be old, for people; '' if it is not."""
+
+    def start(self) -> None:
+        """Join the cluster. Raises `NodeTakenError` if another living node has this id."""
+
+    def set_state(self, state: str) -> None:
+        """Tell the others, soon, that this node is joining, serving or draining."""
+
+    def stop(self) -> None:
+        """Leave the cluster and end what `start` began. Idempotent."""
+
+
+class StaticMembers:
+    """The members that the settings list. Nobody learns when one of them goes: peers notice that it does not answer."""
+
+    problem = ""
+
+    def __init__(self, node: str, members: tuple[Member, ...]) -> None:
+        """`node` is the id of this node, which has to be in the list."""
+        if node not in [member.id for member in members]:
+            raise SettingsError(
+                f"the node {node!r} is not in DATACACHE_CLUSTER_MEMBERS",
+                hint=f"Set DATACACHE_NODE to one of {', '.join(m.id for m in members)}, or add it to the list.",
+            )
+        self._node = node
+        self.view = View().replaced(list(members))
+
+    def start(self) -> None:
+        """Do nothing: the list is all there is."""
+
+    def set_state(self, state: str) -> None:
+        """Note this node's state for this node: the others do not learn it."""
+        mine = [replace(m, state=state) if m.id == self._node else m for m in self.view.members]
+        self.view = self.view.replaced(mine)
+
+    def stop(self) -> None:
+        """Do nothing."""
+
+
+def open_members(settings: Settings, holder: str) -> Members | None:
+    """Return the members that settings lead to, not started; None without `DATACACHE_CLUSTER`.
+
+    `holder` is what this home keeps over a restart and no other has: with it a node takes its own lease over. Raises
+    `SettingsError` where a setting is missing that a node of a cluster needs.
+    """
+    if not settings.cluster:
+        return None
+    read_cluster_key(settings)
+    if not settings.listen:
+        raise SettingsError(
+            f"the cluster {settings.cluster!r} is set, and not where this node listens",
+            hint="Set DATACACHE_LISTEN to an address of this node and a port, such as 10.0.0.7:7070.",
+        )
+    node = settings.node or socket.gethostname()
+    if settings.cluster_members:
+        listed = [parse_node(text) for text in settings.cluster_members]
+        return StaticMembers(node, tuple(Member(n.id, n.address, n.weight, n.zone) for n in listed))
+    if settings.catalog.startswith("sqlite:"):
+        raise SettingsError(
+            "the members of a cluster are found through a catalog in MongoDB, and this node's is an SQLite file",
+            hint="Set DATACACHE_CATALOG to mongodb://…, or list the nodes in DATACACHE_CLUSTER_MEMBERS.",
+        )
+    if parse_address(settings.listen).rpartition(":")[0] in _EVERYWHERE:
+        raise SettingsError(
+            f"DATACACHE_LISTEN is {settings.listen}, and no other node could reach this one there",
+            hint="Name the address that other nodes use, such as 10.0.0.7:7070 (in a pod: its IP).",
+        )
+    from datacache.cluster.mongo_members import MongoMembers
+
+    weight = float(settings.ssd_bytes or settings.ram_bytes)
+    me = Member(node, settings.listen, weight, settings.zone, JOINING)
+    return MongoMembers(settings.catalog, settings.cluster, me, holder=holder)
+
+
+def read_cluster_key(settings: Settings) -> bytes:
+    """Return the cluster's key, from the setting or its file. `SettingsError` if there is none, or two, if it is short,
+    or if the file cannot be read. Only for nodes of the cluster: who reads through a node needs no key."""
+    hint = "Make one with `openssl rand -hex 32`, and set DATACACHE_CLUSTER_KEY_FILE to a file with it on every node."
+    file, key = settings.cluster_key_file, settings.cluster_key.encode("utf-8", "surrogateescape")
+    if file and key:
+        raise SettingsError("both DATACACHE_CLUSTER_KEY and DATACACHE_CLUSTER_KEY_FILE are set", hint="Unset one.")
+    if not file and not key:
+        raise SettingsError(f"the cluster {settings.cluster!r} is set, and no key for it", hint=hint)
+    try:
+        key = file.read_bytes().strip() if file else key
+    except OSError as exc:
+        raise SettingsError(f"DATACACHE_CLUSTER_KEY_FILE {file} cannot be read: {exc.strerror}", hint=hint) from exc
+    if len(key) < LEAST_KEY_BYTES:
+        raise SettingsError(f"the cluster's key has {len(key)} bytes, and needs {LEAST_KEY_BYTES}", hint=hint)
+    return key

@@ -1,0 +1,143 @@
+"""Which node owns a block, and which process of the node: weighted rendezvous hashing. Computation only, no clock.
+
+Each member of a view has a score for each block; the lowest is the owner's, the next that of who stands in for it, and
+so on. A member that goes leaves its blocks to others and moves no other block; one that comes takes its share and moves
+no other block. All nodes and versions compute the same:
+
+    h = xxh3_64(block id)                        s = xxh3_64(member's id, UTF-8)
+    m = splitmix64's finalizer of (h xor s)      (xor >> 30, * BF58476D1CE4E5B9, >> 27, * 94D049BB133111EB, >> 31)
+    u = (m >> 11 + 1/2) / 2^53                   score = -ln(u) / weight
+
+-ln(u) is exponentially distributed, so a member is first with a probability in proportion to its weight (Schindelhauer
+and Schomaker, "Weighted Distributed Hash Tables", 2005). Machines may differ in the last bit of a logarithm: then two
+nodes disagree about one block of some 10^14, which costs a GET.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from xxhash import xxh3_64_intdigest
+
+from datacache.cluster.members import DRAINING, SERVING, Member
+
+_MIX_1, _MIX_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+_30, _27, _31, _11 = (np.uint64(bits) for bits in (30, 27, 31, 11))
+_LN_2_53 = 53 * float(np.log(2.0))
+_PART_SEED = 1
+_AT_A_TIME = 1 << 18
+"""Scores that `owners` computes at a time: 2 MiB, which stay in a processor's cache."""
+
+
+class Placement:
+    """The owners of blocks among the members of one view. Immutable; any thread.
+
+    Members of `zone` come first, in the order of their scores, then those of other zones: each zone has an owner of its
+    own for a block.
+    """
+
+    def __init__(self, members: Iterable[Member], zone: str = "") -> None:
+        members = sorted(members, key=lambda member: member.id)
+        serving = [member for member in members if member.state == SERVING and member.weight > 0]
+        self._groups = [
+            group
+            for group in (
+                _Group([member for member in serving if member.zone == zone]),
+                _Group([member for member in serving if member.zone != zone]),
+            )
+            if group.members
+        ]
+        leaving = [member for member in members if member.state == DRAINING and member.weight > 0]
+        self._leaving = _Group([member for member in leaving if member.zone == zone])
+
+    def ranked(self, id: bytes, count: int = 3) -> list[Member]:
+        """Return whom to ask for a block: its owner, then who stands in for it. Fewer than `count` where there are no
+        more."""
+        hashed = xxh3_64_intdigest(id)
+        found: list[Member] = []
+        for group in self._groups:
+            found += [member for _score, member in group.best(hashed, count - len(found))]
+            if len(found) >= count:
+                break
+        return found
+
+    def owners(self, ids: Sequence[bytes]) -> list[Member]:
+        """Return the owner of each of many blocks, as `ranked` does for one; `LookupError` if no member serves."""
+        if not self._groups:
+            raise LookupError("no member of the cluster serves")
+        return self._groups[0].owners(ids)
+
+    def before(self, id: bytes) -> list[Member]:
+        """Return the members, two at most, that may have got a block before its present owner became that.
+
+        A member that drains and whose score is better owned it before. The next in rank owned it while the owner was
+        away, and before the owner first came. So nothing about earlier views has to be remembered, and an owner that
+        has just started knows whom to ask.
+        """
+        if not self._groups:
+            return []
+        hashed = xxh3_64_intdigest(id)
+        ranked = self._groups[0].best(hashed, 2)
+        former = [found for found in self._leaving.best(hashed, 1) if found[0] < ranked[0][0]]
+        return [member for _score, member in (*former, *ranked[1:])]
+
+
+def part(id: bytes, parts: int) -> int:
+    """Return which of a node's `parts` serving processes a block belongs to: from 0, independent of which node owns it.
+
+    Jump consistent hashing (Lamping and Veach, 2014): from P to Q processes only the blocks move that have to.
+    """
+    key, found, following = xxh3_64_intdigest(id, seed=_PART_SEED), -1, 0
+    while following < parts:
+        found = following
+        key = (key * 2862933555777941757 + 1) & 0xFFFFFFFFFFFFFFFF
+        following = int((found + 1) * (2.0**31 / ((key >> 33) + 1)))
+    return found
+
+
+class _Group:
+    """Members whose scores are compared with each other."""
+
+    def __init__(self, members: list[Member]) -> None:
+        self.members = members
+        self._seeds = np.array([xxh3_64_intdigest(member.id.encode()) for member in members], dtype=np.uint64)
+        self._shares = 1.0 / np.array([member.weight for member in members], dtype=np.float64)
+
+    def best(self, hashed: int, count: int) -> list[tuple[float, Member]]:
+        """Return the lowest scores and whose they are, at most `count`."""
+        if not self.members:
+            return []
+        scores = self._scores(np.uint64(hashed) ^ self._seeds)
+        found = []
+        for _ in range(min(count, len(self.members))):  # for the few that are asked for, faster than sorting
+            index = int(scores.argmin())
+            found.append((float(scores[index]), self.members[index]))
+            scores[index] = np.inf
+        return found
+
+    def owners(self, ids: Sequence[bytes]) -> list[Member]:
+        """Return who has the lowest score, for each of many blocks."""
+        step = max(1, _AT_A_TIME // len(self.members))
+        found: list[Member] = []
+        for begin in range(0, len(ids), step):
+            hashes = np.array([xxh3_64_intdigest(id) for id in ids[begin : begin + step]], dtype=np.uint64)
+            indexes = self._scores(hashes[:, None] ^ self._seeds).argmin(axis=1)
+            found += [self.members[index] for index in indexes.tolist()]
+        return found
+
+    def _scores(self, mixed: NDArray[np.uint64]) -> NDArray[np.float64]:
+        """Return the scores; `mixed` is used up."""
+        mixed ^= mixed >> _30
+        mixed *= _MIX_1
+        mixed ^= mixed >> _27
+        mixed *= _MIX_2
+        mixed ^= mixed >> _31
+        mixed >>= _11
+        scores = mixed.astype(np.float64)
+        scores += 0.5
+        np.log(scores, out=scores)
+        np.subtract(_LN_2_53, scores, out=scores)
+        scores *= self._shares
+        return scores
