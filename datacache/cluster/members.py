@@ -41,7 +41,7 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class ClusterView:
     """The members that a node knew of at a moment, sorted by id."""
 
     members: tuple[Member, ...] = ()
@@ -50,19 +50,19 @@ class View:
     changed_at: float = float("-inf")
     """Time of that change, by this node's `time.monotonic`."""
 
-    def replaced(self, members: list[Member]) -> View:
+    def replaced(self, members: list[Member]) -> ClusterView:
         """Return the view with the members of now. The version stays if none came, went or changed."""
         found = tuple(sorted(members, key=lambda member: member.id))
         if found == self.members:
-            return View(found, self.version, self.changed_at)
-        return View(found, self.version + 1, time.monotonic())
+            return ClusterView(found, self.version, self.changed_at)
+        return ClusterView(found, self.version + 1, time.monotonic())
 
 
 class Members(Protocol):
     """Where a node learns the members of its cluster, and tells the others of itself. Any thread may call."""
 
     @property
-    def view(self) -> View:
+    def view(self) -> ClusterView:
         """The newest view. Never waits."""
 
     @property
@@ -92,7 +92,7 @@ class StaticMembers:
                 hint=f"Set DATACACHE_NODE to one of {', '.join(m.id for m in members)}, or add it to the list.",
             )
         self._node = node
-        self.view = View().replaced(list(members))
+        self.view = ClusterView().replaced(list(members))
 
     def start(self) -> None:
         """Do nothing: the list is all there is."""

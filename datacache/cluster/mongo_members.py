@@ -22,7 +22,7 @@ import pymongo
 from pymongo import ReturnDocument
 
 from datacache.catalog.mongo.client import MongoDatabase, retried
-from datacache.cluster.members import Member, View
+from datacache.cluster.members import Member, ClusterView
 from datacache.core.errors import DatacacheError, NodeTakenError
 
 log = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ class MongoMembers:
         self._wake = threading.Event()
         self._stopping = False
         self._thread: threading.Thread | None = None
-        self.view = View()
+        self.view = ClusterView()
         self.problem = ""
 
     def start(self) -> None:

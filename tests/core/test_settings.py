@@ -41,6 +41,23 @@ def test_sizes_are_read_with_and_without_units(text, size):
         ("DATACACHE_STORE_TIMEOUT_S", "nan"),
         ("DATACACHE_STORE_TIMEOUT_S", "-inf"),
         ("DATACACHE_PREFETCH", "perhaps"),
+        ("DATACACHE_CLUSTER", "a/b"),
+        ("DATACACHE_ZONE", "-"),
+        ("DATACACHE_NODE", "a node"),
+        ("DATACACHE_LISTEN", "10.0.0.7"),
+        ("DATACACHE_LISTEN", "10.0.0.0/8:7070"),
+        ("DATACACHE_LISTEN", "10.0.0.7:0"),
+        ("DATACACHE_CLUSTER_KEY", "too short"),
+        ("DATACACHE_CLUSTER_MODE", "shared"),
+        ("DATACACHE_CLUSTER_MODE", "a=off,a=share"),
+        ("DATACACHE_CLUSTER_MODE", ","),
+        ("DATACACHE_CLUSTER_MEMBERS", "10.0.0.7:7070"),
+        ("DATACACHE_CLUSTER_MEMBERS", "a=10.0.0.7"),
+        ("DATACACHE_CLUSTER_MEMBERS", "a=10.0.0.7:7070*0"),
+        ("DATACACHE_CLUSTER_MEMBERS", "a=10.0.0.7:7070*nan"),
+        ("DATACACHE_CLUSTER_MEMBERS", "a=10.0.0.7:7070/"),
+        ("DATACACHE_CLUSTER_MEMBERS", "a=10.0.0.7:7070,a=10.0.0.8:7070"),
+        ("DATACACHE_CLUSTER_MEMBERS", "a=10.0.0.7:7070 b=10.0.0.7:7070"),
         ("DATACACHE_CONFIG", "/nowhere/at/all.toml"),
     ],
 )
@@ -75,6 +92,9 @@ def test_the_environment_goes_before_the_file_and_the_file_before_the_defaults(t
         "store_timeout_s = inf",
         "staging_wait_s = true",
         "ssd_bytes = true",
+        "cluster_key = 1234567890123456",
+        "[cluster_mode]\n'team-a-*' = 'on'",
+        "cluster_members = [1]",
     ],
 )
 def test_a_wrong_file_is_an_error_that_names_it(tmp_path, text):
@@ -106,6 +126,33 @@ def test_the_catalogs_password_is_not_shown(tmp_path):
 def test_a_child_process_gets_the_same_settings(tmp_path):
     settings = load(tmp_path, DATACACHE_SSD_BYTES="123", DATACACHE_PREFETCH="no", DATACACHE_STAGING="/stage")
     assert load_settings(settings.environment()) == settings
+
+
+def test_a_child_process_is_in_its_parents_cluster(tmp_path):
+    (tmp_path / "config.toml").write_text("[cluster_mode]\n'team-a-*' = 'off'\n'*' = 'partition'\n")
+    key = "0123456789abcdef"
+    settings = load(
+        tmp_path,
+        DATACACHE_SSD_BYTES="123",
+        DATACACHE_CLUSTER="lab",
+        DATACACHE_LISTEN="10.0.0.7:7070",
+        DATACACHE_CLUSTER_KEY=key,
+        DATACACHE_CLUSTER_KEY_FILE="/run/key",
+        DATACACHE_CLUSTER_MEMBERS="a=10.0.0.7:7070/north*2.5, b=db.example:7070",
+        DATACACHE_ZONE="north",
+        DATACACHE_NODE="a",
+    )
+    assert load_settings(settings.environment()) == settings
+    assert settings.cluster_members == ("a=10.0.0.7:7070/north*2.5", "b=db.example:7070")
+    assert key not in f"{settings!r} {settings.of_the_daemon()}"
+    assert [settings.mode_of(name) for name in ("team-a-1", "faces")] == ["off", "partition"]
+
+
+def test_a_mode_without_a_pattern_is_every_data_sets(tmp_path):
+    assert load(tmp_path).mode_of("faces") == "share"
+    assert load(tmp_path, DATACACHE_CLUSTER_MODE="partition").mode_of("faces") == "partition"
+    some = load(tmp_path, DATACACHE_CLUSTER_MODE="team-a-*=off")
+    assert [some.mode_of(name) for name in ("team-a-1", "faces")] == ["off", "share"]
 
 
 def test_a_child_process_stages_as_its_parent_does(tmp_path):
