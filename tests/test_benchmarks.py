@@ -26,7 +26,7 @@ BENCHMARKS = (
     "query",
 )
 BENCHMARKS += ("integrity", "loaders", "loader_decode", "first_epoch", "eviction_model", "write_path")
-BENCHMARKS += ("many_mounts", "fairness", "outages", "s3_requests", "cluster")
+BENCHMARKS += ("many_mounts", "fairness", "outages", "s3_requests", "cluster", "cluster_simulation")
 
 
 @pytest.mark.slow

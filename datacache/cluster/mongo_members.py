@@ -22,7 +22,7 @@ import pymongo
 from pymongo import ReturnDocument
 
 from datacache.catalog.mongo.client import MongoDatabase, retried
-from datacache.cluster.members import Member, ClusterView
+from datacache.cluster.members import ClusterView, Member
 from datacache.core.errors import DatacacheError, NodeTakenError
 
 log = logging.getLogger(__name__)
