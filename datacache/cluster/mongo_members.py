@@ -91,8 +91,8 @@ class MongoMembers:
             log.warning("the lease of node %s of cluster %s ends by itself: %s", self._me.id, self._cluster, exc)
         self._database.close()
 
-    def refresh(self) -> None:
-        """Renew the lease if it is time, and read the view. Raises `NodeTakenError`, after the view was read, and the
+    def refresh(self, *, read: bool = True) -> None:
+        """Renew the lease if it is time, and `read` the view. Raises `NodeTakenError`, after the view was read, and the
         catalog's errors; the view is the old one then."""
         with self._busy, self._database.errors(), pymongo.timeout(self._lease_s / 3):
             taken_by = ""
@@ -104,7 +104,8 @@ class MongoMembers:
                 except BaseException:
                     self._renewed_at = float("-inf")
                     raise
-            self._read()
+            if read:
+                self._read()
         if taken_by:
             raise NodeTakenError(
                 f"the cluster {self._cluster!r} has another node {self._me.id!r}, at {taken_by}",
@@ -163,10 +164,10 @@ class MongoMembers:
     def _leases(self) -> Any:
         return self._database.collection("cluster_members")
 
-    def _try_refresh(self) -> str:
-        """Refresh the view; return why it could not be. Raises `NodeTakenError`."""
+    def _try_refresh(self, *, read: bool = True) -> str:
+        """Refresh; return why it could not be done. Raises `NodeTakenError`."""
         try:
-            self.refresh()
+            self.refresh(read=read)
         except NodeTakenError:
             raise
         except DatacacheError as exc:
@@ -187,14 +188,17 @@ class MongoMembers:
                 self._leases().delete_many({"cluster": self._cluster, "$expr": long_ago})
         except DatacacheError as exc:
             log.debug("ended leases were not removed: %s", exc)
+        read_at = time.monotonic()
         while True:
-            pause_s = max(VIEW_EVERY_S, len(self.view.members) / _MEMBERS_A_SECOND)
-            self._wake.wait(min(pause_s, self._lease_s / 3))
+            self._wake.wait(min(VIEW_EVERY_S, self._lease_s / 3))
             self._wake.clear()
             if self._stopping:
                 return
+            now = time.monotonic()
+            read = bool(self.problem) or now - read_at >= len(self.view.members) / _MEMBERS_A_SECOND
+            read_at = now if read else read_at
             try:
-                self._note(self._try_refresh())
+                self._note(self._try_refresh(read=read))
             except NodeTakenError as exc:
                 self._note(f"{exc}: this node owns nothing")
 
