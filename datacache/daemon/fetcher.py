@@ -21,6 +21,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from datacache.cluster.peers import Peers
 from datacache.core.errors import DaemonError
 from datacache.core.ids import BLOCK_BYTES, BlockId, ObjectRef, block_count, block_id, block_length, object_id
 from datacache.daemon.turns import EXTRA_TURNS, Kind, Turn, Turns
@@ -82,13 +83,17 @@ class _Wanted(NamedTuple):
 class _Flight:
     """A block between the first request for it and its place in the tiers."""
 
-    __slots__ = ("data", "for_reader", "holds", "stored", "turn", "wanted")
+    __slots__ = ("alone", "asks_node", "data", "for_reader", "holds", "stored", "turn", "wanted")
 
     def __init__(self) -> None:
         self.data: Future[Data] = Future()
         self.data.set_running_or_notify_cancel()  # one who no longer waits must not cancel it for the others
         self.stored: list[Stored] = []
         self.for_reader = False
+        self.alone = False
+        """True once another node waits for it: no other node may be asked then, which may wait for this one."""
+        self.asks_node = False
+        """True once another node was asked."""
         self.turn: Turn | None = None
         """The turn that its bytes count in; None until it is its turn to be fetched."""
         self.holds = 1
@@ -117,9 +122,11 @@ class Fetcher:
         *,
         flow_of: Callable[[str], str] = lambda dataset: dataset,
         whole: WholeObjects | None = None,
+        peers: Peers | None = None,
     ) -> None:
         """`flow_of` maps a data set's name to those with whom it shares its turns. `whole` checks objects of several
-        blocks."""
+        blocks. `peers` are asked before the stores."""
+        self._peers = peers
         self._whole, self._writer, self.local, self._open_store, self._flow_of = (
             whole,
             writer,
@@ -157,9 +164,18 @@ class Fetcher:
             self._writer.call(lambda: self._writer.drop(block)).result()
         return False
 
-    def read(self, ref: ObjectRef, number: int, dataset: str, *, here: bool = False) -> Reading:
+    def read_for_node(self, ref: ObjectRef, number: int, dataset: str) -> Reading | None:
+        """As `read`, for another node; None if this one waits for another node itself."""
+        id = block_id(object_id(ref), number)
+        with self._lock:
+            flight = self._flights.get(id)
+            if flight is not None and flight.asks_node:
+                return None
+        return self.read(ref, number, dataset, here=True, alone=True)
+
+    def read(self, ref: ObjectRef, number: int, dataset: str, *, here: bool = False, alone: bool = False) -> Reading:
         """Return a block for a reader that waits. Its future may have the store's errors. `here`: if it has to be got,
-        do that in this thread."""
+        do that in this thread. `alone`: ask no other node that owns it."""
         asked = time.monotonic()
 
         def waited(_: object) -> None:
@@ -178,13 +194,14 @@ class Fetcher:
             done.set_result(held)
             return Reading(done, lambda: None)
         ahead = range(number + 1, min(number + 1 + _READ_AHEAD_BLOCKS, block_count(ref.size_bytes)))
-        for next_number in ahead if not self._refused else ():
+        for next_number in ahead if not (self._refused or alone) else ():
             next_id = block_id(object_id(ref), next_number)
             if next_id not in self._flights and not self.local.has(next_id):
                 flight = self._flight(next_id, for_reader=True)[0]
                 self._queue(Kind.AHEAD, flight, _Wanted(next_id, ref, next_number, dataset, True, asked))
         flight = self._flight(id, for_reader=True, hold=True)[0]
         flight.data.add_done_callback(waited)
+        flight.alone |= alone
         wanted = _Wanted(id, ref, number, dataset, False, asked)
         if not here:
             self._queue(Kind.READ, flight, wanted)
@@ -309,9 +326,12 @@ class Fetcher:
                 self._whole.expect_sound(ref)
             start, begun = number * BLOCK_BYTES, time.monotonic()
             self._getting[id] = begun
+            given = None
             try:
+                if self._peers is not None:
+                    given = self._ask_nodes(self._peers, flight, wanted)
                 with asked_at(asked):
-                    data = self._open_store(ref.store).read(ref, start, start + length)
+                    data = given if given is not None else self._open_store(ref.store).read(ref, start, start + length)
             finally:
                 self._getting.pop(id, None)
                 self._got_at = time.monotonic()
@@ -328,10 +348,11 @@ class Fetcher:
         self.turns.fetched(turn)
         took_s = time.monotonic() - begun
         with self._lock:
-            self.stats.fetched += 1
-            self.stats.fetched_bytes += length
-            self.stats.get_s += took_s
-            self.stats.get_counts[bisect_left(LATENCY_BOUNDS_S, took_s)] += 1
+            if given is None:
+                self.stats.fetched += 1
+                self.stats.fetched_bytes += length
+                self.stats.get_s += took_s
+                self.stats.get_counts[bisect_left(LATENCY_BOUNDS_S, took_s)] += 1
 
         def landed(kept: bool) -> None:  # in the writer's thread
             self._refused = not kept
@@ -348,10 +369,19 @@ class Fetcher:
             dataset=dataset,
             ahead=ahead,
             lane=lane,
+            in_ram_only=given is not None and self._peers is not None and not self._peers.keeps(dataset),
             unchecked=ref if self._whole is not None and block_count(ref.size_bytes) > 1 else None,
         )
         self._writer.put(block, landed)
         flight.data.set_result(data)
+
+    def _ask_nodes(self, peers: Peers, flight: _Flight, wanted: _Wanted) -> Data | None:
+        """Return a block that another node has, or gets for us."""
+        with self._lock:
+            flight.asks_node = not flight.alone
+        if flight.alone:
+            return peers.get_earlier(wanted.id, wanted.ref, wanted.number, wanted.dataset)
+        return peers.get(wanted.id, wanted.ref, wanted.number, wanted.dataset)
 
     def _landed_meanwhile(self, id: BlockId, looked: int | None, *, ahead: bool) -> Data | None:
         """Return a block that landed between its caller's look and the beginning of this flight. Nobody wants the bytes

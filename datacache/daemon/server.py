@@ -28,6 +28,7 @@ from datacache.catalog.base import Catalog
 from datacache.catalog.open import open_catalog_url
 from datacache.catalog.packs import stores_with_packs
 from datacache.catalog.refs import resolve
+from datacache.cluster.peers import Peers, open_peers
 from datacache.core import counters, ipc, lockfile
 from datacache.core.errors import CacheError, DaemonRunningError, DatacacheError, SnapshotNotFoundError, UsageError
 from datacache.core.ids import ObjectRef, block_id, object_id
@@ -36,7 +37,8 @@ from datacache.daemon.client import import_store_clients
 from datacache.daemon.fetcher import Fetcher
 from datacache.daemon.keeper import Keeper
 from datacache.daemon.metrics import render_metrics
-from datacache.daemon.mount_leases import MountLeases
+from datacache.daemon.mount_leases import MountLeases, holder
+from datacache.daemon.nodes import serve_nodes
 from datacache.daemon.orders.lookahead import Lookaheads
 from datacache.daemon.orders.plan_file import decode_header
 from datacache.daemon.pulse import Pulse
@@ -76,27 +78,33 @@ class Daemon:
     """The parts of a running daemon, and the requests it answers."""
 
     def __init__(
-        self, settings: Settings, writer: TierWriter, catalog: Catalog, environments: Environments | None
+        self,
+        settings: Settings,
+        writer: TierWriter,
+        catalog: Catalog,
+        environments: Environments | None,
+        peers: Peers | None = None,
     ) -> None:
-        """`environments` takes what clients tell of reaching stores; None if they may not."""
+        """`environments` takes what clients tell of reaching stores; None if they may not. `peers` are the other nodes
+        of the cluster, if it is in one."""
+        self._peers = peers
         self._settings, self._writer, self._catalog = settings, writer, catalog
         self._environments = environments
         self._local = LocalBlocks(settings.home, settings.ram_dir)
         self._stores = stores_with_packs(settings, catalog.get_blobs, environments=environments)
         self._flow_of = Shares(settings.shares).flow
-        self._fetcher = Fetcher(
+        self.fetcher = Fetcher(
             writer,
             self._local,
             self._stores.get,
             settings.concurrency,
             flow_of=self._flow_of,
             whole=WholeObjects(writer, self._local, self._stores.get, md5=settings.check_md5),
+            peers=peers,
         )
         lru_bytes = settings.ssd_bytes if settings.eviction == "lru" else None
-        self._lookaheads = Lookaheads(settings, writer, self._fetcher, self._open_manifest)
-        self._warmer = Warmer(
-            self._fetcher, settings.concurrency, lru_bytes=lru_bytes, planned=self._lookaheads.planned
-        )
+        self._lookaheads = Lookaheads(settings, writer, self.fetcher, self._open_manifest)
+        self._warmer = Warmer(self.fetcher, settings.concurrency, lru_bytes=lru_bytes, planned=self._lookaheads.planned)
         self._leases = MountLeases(settings, open_catalog_url)
         self._sends = Sends()
         self._considered: set[str] = set()
@@ -119,6 +127,8 @@ class Daemon:
             "mounts": self._mounts,
             "environment": self._environment,
             "stop": self._stop,
+            "cluster": self._cluster,
+            "drain": self._drain,
         }
 
     def answer(self, request: Frame) -> Generator[Answer, None, None]:
@@ -137,7 +147,7 @@ class Daemon:
 
     def _hangs(self) -> str:
         """Return what has made no progress for longer than anything takes, or ''."""
-        writing_s, getting_s = self._writer.working_s(), self._fetcher.stuck_s()
+        writing_s, getting_s = self._writer.working_s(), self.fetcher.stuck_s()
         if writing_s > _WRITER_STUCK_S:
             return f"the cache's folder has taken nothing for {writing_s:.0f} s"
         # A get takes the store's whole patience at most, and its last try as long again.
@@ -155,7 +165,7 @@ class Daemon:
         path = paths.socket_path(self._settings.home)
         inode = os.stat(path).st_ino
         counted = counters_dir(self._settings.home, self._settings.ram_dir)
-        idle = memory.IdleTrim(lambda: (self._fetcher.stats.fetched, self._answered))
+        idle = memory.IdleTrim(lambda: (self.fetcher.stats.fetched, self._answered))
         second = 0
         while not self.stopping.wait(_LOOK_EVERY_S):
             second += 1
@@ -171,7 +181,7 @@ class Daemon:
         """End all work under way; what outlasts a few seconds of patience ends with the process."""
         self._leases.stop()
         self._chores.shutdown(wait=False, cancel_futures=True)
-        for stop in (self._lookaheads.stop, self._warmer.stop, self._fetcher.close, self._pulse.stop):
+        for stop in (self._lookaheads.stop, self._warmer.stop, self.fetcher.close, self._pulse.stop):
             stop()
         self._stores.close()
 
@@ -184,8 +194,8 @@ class Daemon:
                 self._drop_if_broken(ref, number)
         with contextlib.ExitStack() as held:
             *others, last = request.blocks
-            readings = [self._fetcher.read(ref, number, dataset) for ref, number in others]
-            readings.append(self._fetcher.read(*last, dataset, here=True))
+            readings = [self.fetcher.read(ref, number, dataset) for ref, number in others]
+            readings.append(self.fetcher.read(*last, dataset, here=True))
             for reading in readings:
                 held.callback(reading.close)
             self._consider(dataset, request.snapshot)
@@ -292,7 +302,7 @@ class Daemon:
             "reads": counted | {"hits": hits, "hit_rate": hits / reads if reads else None},
             "loader": loader,
             "checks": dict(zip(("right", "wrong"), TALLY.counts(), strict=True)),
-            "fetched": vars(self._fetcher.stats) | {"under_way": self._fetcher.under_way},
+            "fetched": vars(self.fetcher.stats) | {"under_way": self.fetcher.under_way},
             "plans": self._lookaheads.plans(),
             "lookahead": vars(self._lookaheads.stats) | {"moved_bytes": self._lookaheads.moved_bytes},
             **self._job_state(),
@@ -363,6 +373,19 @@ class Daemon:
             log.info("stores are reached with another shell's %s from now on", ", ".join(changed))
             self._considered.clear()
         return {"changed": changed}
+
+    def _cluster(self, _: Fields) -> Result:
+        return self._in_cluster().describe()
+
+    def _drain(self, fields: Fields) -> Result:
+        return self._in_cluster().drain(fields.optional_text("node"))
+
+    def _in_cluster(self) -> Peers:
+        if self._peers is None:
+            raise UsageError(
+                "this node is in no cluster", hint="Set DATACACHE_CLUSTER and start the daemon again: docs/CLUSTER.md"
+            )
+        return self._peers
 
     def _stop(self, _: Fields) -> Result:
         self.stopping.set()
@@ -442,7 +465,8 @@ def run(settings: Settings, *, wait: bool = False) -> None:
 
 
 def _serve(settings: Settings, writer: TierWriter, catalog: Catalog, environments: Environments | None) -> None:
-    daemon = Daemon(settings, writer, catalog, environments)
+    peers = open_peers(settings, holder(settings.home))
+    daemon = Daemon(settings, writer, catalog, environments, peers)
     # What the first fetch needs takes a while to import: have it ready by then.
     threading.Thread(target=import_store_clients, daemon=True).start()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -450,10 +474,15 @@ def _serve(settings: Settings, writer: TierWriter, catalog: Catalog, environment
     server = FrameServer(daemon.answer, most_bytes=_MOST_REQUEST_BYTES, name="daemon")
     # What is there is stale: we hold the lock.
     server.listen(ipc.listen(paths.socket_path(settings.home), backlog=512))
+    nodes = serve_nodes(peers, daemon.fetcher) if peers is not None else None
     daemon.begin()
     log.info("serving %s (pid %d)", settings.home, os.getpid())
     daemon.live()
     log.info("stopping")
     paths.socket_path(settings.home).unlink(missing_ok=True)
+    if nodes is not None:
+        nodes.close()
+    if peers is not None:
+        peers.close()
     daemon.close()
     server.close()

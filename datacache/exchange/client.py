@@ -10,32 +10,33 @@ from typing import Any
 from datacache.core.errors import DatacacheError
 from datacache.core.ids import ObjectRef, block_length
 from datacache.exchange.frames import Buffer, Frame, FrameError, FrameSocket, Kind, Look, header
-from datacache.exchange.wire import BlocksRequest, decode_error
+from datacache.exchange.wire import SUM_BYTES, BlocksRequest, checksum_of, decode_error
 
 _MOST_ANSWER_BYTES = 256 * 2**20
 
 
 class Connection:
-    """A connection to a `FrameServer`. One thread at a time. After any error but a `DatacacheError` it is to be
-    closed: an answer may be on its way still."""
+    """A connection to a `FrameServer`. One thread at a time; `frames` is for an introduction.
+
+    After any error but a `DatacacheError` it is to be closed: an answer may be on its way still."""
 
     def __init__(self, connection: socket.socket, *, look: Look, look_every_s: float) -> None:
         """`look` is called every so often while the connection waits; raises to give up."""
-        self._frames = FrameSocket(connection, look_every_s=look_every_s, receiving=look, sending=look)
+        self.frames = FrameSocket(connection, look_every_s=look_every_s, receiving=look, sending=look)
         self._number = 0
 
     def call(self, op: str, body: Buffer) -> memoryview:
         """Have an operation done; return its result. Raises its error."""
         self._number += 1
-        self._frames.send(Kind.CALL, self._number, op.encode(), body)
+        self.frames.send(Kind.CALL, self._number, op.encode(), body)
         return self._result()
 
     def upload(self, op: str, size_bytes: int, parts: Iterable[Buffer]) -> memoryview:
         """As `call`, with a body of `size_bytes` that comes in parts."""
         self._number += 1
-        self._frames.send_parts([header(Kind.CALL, self._number, len(op), size_bytes), op.encode()])
+        self.frames.send_parts([header(Kind.CALL, self._number, len(op), size_bytes), op.encode()])
         for part in parts:
-            self._frames.send_parts([part])
+            self.frames.send_parts([part])
         return self._result()
 
     def ask(self, op: str, fields: object = None) -> dict[str, Any]:
@@ -45,25 +46,29 @@ class Connection:
         )
         return answer
 
-    def blocks(self, request: BlocksRequest) -> Iterator[memoryview | DatacacheError]:
-        """Yield what came of each block, in their order. The iterator must be gone through to its end, or the
-        connection closed."""
+    def blocks(self, request: BlocksRequest) -> Iterator[memoryview | DatacacheError | None]:
+        """Yield what came of each block, in their order; None for one that a node has not got, or has no time for. The
+        iterator must be gone through to its end, or the connection closed."""
         self._number += 1
-        self._frames.send(Kind.BLOCKS, self._number, body=request.encode())
+        self.frames.send(Kind.BLOCKS, self._number, body=request.encode())
         for ref, number in request.blocks:
-            yield self._block(ref, number)
+            yield self._block(ref, number, sum_bytes=SUM_BYTES if request.mode.of_a_peer else 0)
 
-    def _block(self, ref: ObjectRef, number: int) -> memoryview | DatacacheError:
+    def _block(self, ref: ObjectRef, number: int, *, sum_bytes: int) -> memoryview | DatacacheError | None:
         length = block_length(ref.size_bytes, number)
-        answer = self._expected(self._frames.receive(most_bytes=_MOST_ANSWER_BYTES, body_bytes=length))
+        answer = self._expected(
+            self.frames.receive(most_bytes=_MOST_ANSWER_BYTES, head_bytes=sum_bytes, body_bytes=length)
+        )
+        if answer.kind in (Kind.BUSY, Kind.ABSENT):
+            return None
         if answer.kind != Kind.OK:
             return decode_error(answer.body)
-        if len(answer.body) != length:
-            raise FrameError(f"block {number} of {ref.url} came with {len(answer.body):,} bytes")
+        if len(answer.body) != length or (sum_bytes and answer.head != checksum_of(answer.body)):
+            raise FrameError(f"block {number} of {ref.url} did not come as it was sent")
         return answer.body
 
     def _result(self) -> memoryview:
-        answer = self._expected(self._frames.receive(most_bytes=_MOST_ANSWER_BYTES))
+        answer = self._expected(self.frames.receive(most_bytes=_MOST_ANSWER_BYTES))
         if answer.kind != Kind.OK:
             raise decode_error(answer.body)
         return answer.body
@@ -75,4 +80,4 @@ class Connection:
 
     def close(self) -> None:
         """Hang up."""
-        self._frames.close()
+        self.frames.close()

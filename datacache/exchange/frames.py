@@ -84,13 +84,17 @@ class FrameSocket:
         """`receiving` is called each time that nothing has come for `look_every_s`, `sending` each time that nothing
         was taken."""
         self.connection = connection
-        self._receiving, self._sending = receiving, sending
         self._left = memoryview(b"")  # what came behind the last frame
         connection.settimeout(None)
+        self.wait(look_every_s, receiving, sending)
+
+    def wait(self, look_every_s: float, receiving: Look, sending: Look) -> None:
+        """Look around in another way from now on."""
+        self._receiving, self._sending = receiving, sending
         # The kernel's timeouts: Python's own cost a second system call, and so a turn of the interpreter, each time.
         value = _TIMEVAL.pack(int(look_every_s), int(1e6 * (look_every_s % 1)))
         for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-            connection.setsockopt(socket.SOL_SOCKET, option, value)
+            self.connection.setsockopt(socket.SOL_SOCKET, option, value)
 
     def send(self, kind: Kind, number: int, head: bytes = b"", body: Buffer = b"") -> None:
         """Send one frame. `OSError`."""

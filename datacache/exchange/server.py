@@ -20,6 +20,9 @@ from datacache.exchange.wire import encode_error
 
 log = logging.getLogger(__name__)
 _MOST_CONNECTIONS = 8192
+_MOST_STRANGERS = 64
+"""Connections whose other side has not proved yet who it is."""
+_INTRODUCTION_S = 5.0
 _TAKEN_IN_S = 20.0
 """A reader that takes nothing of its answer for so long is hung up on; it asks again."""
 _RETRY_S = 0.2
@@ -42,9 +45,17 @@ Handler = Callable[[Frame], Generator[Answer, None, None]]
 class FrameServer:
     """See the module. `close` ends it."""
 
-    def __init__(self, handler: Handler, *, most_bytes: int, name: str = "exchange") -> None:
-        """`most_bytes`: of a request's body."""
-        self._handler, self._most_bytes, self._name = handler, most_bytes, name
+    def __init__(
+        self,
+        handler: Handler,
+        *,
+        most_bytes: int,
+        name: str = "exchange",
+        welcome: Callable[[FrameSocket], object] | None = None,
+    ) -> None:
+        """`most_bytes`: of a request's body. `welcome` has a caller prove who it is, or raises; it has five seconds."""
+        self._handler, self._most_bytes, self._name, self._welcome = handler, most_bytes, name, welcome
+        self._strangers = 0
         self._closed = threading.Event()
         self._lock = threading.Lock()  # guards _connections
         self._connections: dict[FrameSocket, threading.Thread] = {}
@@ -87,29 +98,48 @@ class FrameServer:
         frames = FrameSocket(connection, look_every_s=_TAKEN_IN_S, receiving=_go_on, sending=_give_up)
         thread = threading.Thread(target=self._talk, args=(frames,), name=f"{self._name}-caller", daemon=True)
         with self._lock:
-            full = len(self._connections) >= _MOST_CONNECTIONS
+            full = len(self._connections) >= _MOST_CONNECTIONS or self._strangers >= _MOST_STRANGERS
             if not full:
                 self._connections[frames] = thread
+                self._strangers += self._welcome is not None
         if full:
-            log.warning("the %s socket: %d connections are open, one more is refused", self._name, _MOST_CONNECTIONS)
+            log.warning(
+                "the %s socket: %d connections are open, one more is refused", self._name, len(self._connections)
+            )
             frames.close()
             return
         try:
             thread.start()
         except RuntimeError:
+            self._met()
             self._forget(frames)
             raise
 
     def _talk(self, frames: FrameSocket) -> None:
         try:
+            self._meet(frames)
             while not self._closed.is_set():
                 self._answer(frames, frames.receive(most_bytes=self._most_bytes))
-        except FrameError as exc:
+        except (FrameError, DatacacheError) as exc:
             log.warning("a caller is hung up on: %s", exc)
         except OSError as exc:
             log.debug("a caller went away: %s", exc)
         finally:
             self._forget(frames)
+
+    def _meet(self, frames: FrameSocket) -> None:
+        if self._welcome is None:
+            return
+        try:
+            frames.wait(_INTRODUCTION_S, _expect_introduction, _give_up)
+            self._welcome(frames)
+            frames.wait(_TAKEN_IN_S, _go_on, _give_up)
+        finally:
+            self._met()
+
+    def _met(self) -> None:
+        with self._lock:
+            self._strangers -= self._welcome is not None
 
     def _answer(self, frames: FrameSocket, request: Frame) -> None:
         with contextlib.closing(self._handler(request)) as answers:
@@ -140,6 +170,10 @@ def error_answer(exc: Exception) -> Answer:
 
 def _go_on() -> None:
     """Wait for the next request for as long as it takes."""
+
+
+def _expect_introduction() -> None:
+    raise TimeoutError("a caller did not introduce itself")
 
 
 def _give_up() -> None:

@@ -8,11 +8,15 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from xxhash import xxh3_64_digest
+
 from datacache.core import errors
 from datacache.core.errors import DaemonError, DatacacheError, UsageError
 from datacache.core.ids import MAX_READABLE_BYTES, ObjectRef, block_count
 from datacache.core.ipc import parse_object
+from datacache.exchange.frames import Buffer
 
+SUM_BYTES = 8
 MOST_BLOCKS = 64
 """The blocks of one request."""
 _MAX_TEXT = 4096
@@ -26,6 +30,15 @@ class Mode(StrEnum):
     """A reader of this node: get it, from wherever it is."""
     BROKEN = "broken"
     """As `READ`; the reader met broken bytes here."""
+    OWNER = "owner"
+    """Another node, of the owner: get it, but from no other node's owner."""
+    HAVE = "have"
+    """Another node: only what is here."""
+
+    @property
+    def of_a_peer(self) -> bool:
+        """True where another node asks; each block of the answer has its checksum in the head."""
+        return self in (Mode.OWNER, Mode.HAVE)
 
 
 @dataclass(frozen=True)
@@ -105,6 +118,11 @@ def expect_text(value: object) -> str:
     if not isinstance(value, str) or len(value) > _MAX_TEXT or "\0" in value:
         raise ValueError(f"no text of up to {_MAX_TEXT:,} characters")
     return value
+
+
+def checksum_of(data: Buffer) -> bytes:
+    """Return the checksum that a block has on its way between nodes."""
+    return xxh3_64_digest(data)
 
 
 def encode_ref(ref: ObjectRef) -> list[Any]:

@@ -63,6 +63,8 @@ class Block:
     lane: int = 0
     """The one of its data set's open regions that it goes into. Above 0: a published order reads it next, and blocks of
     one lane are read at about the same time after that."""
+    in_ram_only: bool = False
+    """True if the disk of another node keeps it."""
     unchecked: ObjectRef | None = None
     """The object, if it is a large one that is to be checked as a whole (`index.unchecked_key`)."""
 

@@ -223,13 +223,14 @@ class TierWriter:
     def _store(self, batch: list[tuple[Block, Stored]]) -> None:
         blocks = [(block, layout.checksums(block.data)) for block, _ in batch]
         ram, ssd = self.tiers
-        on_ssd = self._put(ssd, blocks)
+        mine = [n for n, (block, _) in enumerate(blocks) if not block.in_ram_only]
+        on_ssd = dict(zip(mine, self._put(ssd, [blocks[n] for n in mine]), strict=True))
         # RAM is for what readers wait for, and for what the SSD has no room for: taking fresh memory for a whole
         # warm-up can cost more than fetching it, and the page cache keeps what is read from the SSD.
-        chosen = [n for n, (block, _) in enumerate(blocks) if not (block.ahead and on_ssd[n])]
+        chosen = [n for n, (block, _) in enumerate(blocks) if not (block.ahead and on_ssd.get(n))]
         in_ram = dict(zip(chosen, self._put(ram, [blocks[n] for n in chosen]), strict=True))
         for n, (_, stored) in enumerate(batch):
-            stored(on_ssd[n] or in_ram.get(n, False))
+            stored(on_ssd.get(n, False) or in_ram.get(n, False))
 
     def _put(self, tier: Tier, blocks: Sequence[tuple[Block, bytes]]) -> list[bool]:
         try:

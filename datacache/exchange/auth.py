@@ -1,0 +1,127 @@
+"""Two nodes of a cluster prove to each other that they have its key, before anything else is said.
+
+    client → hello      cluster, node, the versions it speaks, a nonce
+    server → OK         node, the version to speak, a nonce, HMAC-SHA256(key, "server" + both hellos)
+    client → proof      HMAC-SHA256(key, "client" + both hellos)
+    server → OK
+
+Nonces are of this connection, so a recorded proof is worth nothing; the roles differ, so no proof can be sent back to
+whoever made it. The first frames have the header of version 1 in all versions. What follows is not encrypted: the
+network between nodes must be one that tenants cannot listen to.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import secrets
+from dataclasses import dataclass
+from typing import Any
+
+from datacache.core.errors import DaemonError, DatacacheError
+from datacache.core.ipc import parse_object
+from datacache.exchange.frames import VERSION, FrameError, FrameSocket, Kind
+from datacache.exchange.wire import decode_error, encode_error, expect_text
+
+HELLO, PROOF = b"hello", b"proof"
+_MOST_BYTES = 4096
+_NONCE_BYTES = 32
+
+
+class PeerRefusedError(DaemonError):
+    """A node that is not let in, or does not let us in."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What a node says of itself, and the key of its cluster."""
+
+    cluster: str
+    node: str
+    key: bytes
+
+    def __repr__(self) -> str:
+        return f"Identity({self.cluster!r}, {self.node!r})"
+
+
+def introduce(frames: FrameSocket, me: Identity) -> str:
+    """Be let in by a server; return its node. `PeerRefusedError` if one of the two has not got the key, `OSError`."""
+    hello = _hello(me, {"versions": [VERSION, VERSION]})
+    frames.send(Kind.CALL, 0, HELLO, hello)
+    answer = frames.receive(most_bytes=_MOST_BYTES)
+    if answer.kind != Kind.OK:
+        raise _refusal(answer.body)
+    theirs, proof = bytes(answer.body[:-_PROOF_BYTES]), bytes(answer.body[-_PROOF_BYTES:])
+    if not hmac.compare_digest(proof, _proof(me.key, b"server", hello, theirs)):
+        raise PeerRefusedError("the other node does not have the cluster's key")
+    fields = _fields(theirs)
+    if fields.get("version") != VERSION:
+        raise PeerRefusedError(f"the other node speaks version {fields.get('version')!r}, this one {VERSION}")
+    frames.send(Kind.CALL, 0, PROOF, _proof(me.key, b"client", hello, theirs))
+    answer = frames.receive(most_bytes=_MOST_BYTES)
+    if answer.kind != Kind.OK:
+        raise _refusal(answer.body)
+    return str(fields["node"])
+
+
+def welcome(frames: FrameSocket, me: Identity) -> str:
+    """Let a client in; return its node. `PeerRefusedError`, once the client was told, if it has not got the key;
+    `OSError`."""
+    try:
+        return _welcome(frames, me)
+    except DatacacheError as exc:
+        frames.send(Kind.ERROR, 0, body=encode_error(exc))
+        raise
+
+
+def _welcome(frames: FrameSocket, me: Identity) -> str:
+    hello = bytes(_expected(frames, HELLO))
+    fields = _fields(hello)
+    if fields.get("cluster") != me.cluster:
+        raise PeerRefusedError("this node is in another cluster")
+    versions = fields.get("versions")
+    if not isinstance(versions, list) or len(versions) != 2 or not versions[0] <= VERSION <= versions[1]:
+        raise PeerRefusedError(f"this node speaks version {VERSION} of the exchange")
+    mine = _hello(me, {"version": VERSION})
+    frames.send(Kind.OK, 0, body=mine + _proof(me.key, b"server", hello, mine))
+    if not hmac.compare_digest(bytes(_expected(frames, PROOF)), _proof(me.key, b"client", hello, mine)):
+        raise PeerRefusedError("that is not the cluster's key")
+    frames.send(Kind.OK, 0)
+    return str(fields["node"])
+
+
+def _hello(me: Identity, more: dict[str, Any]) -> bytes:
+    nonce = secrets.token_hex(_NONCE_BYTES)
+    return json.dumps({"cluster": me.cluster, "node": me.node, "nonce": nonce} | more).encode()
+
+
+_PROOF_BYTES = 32
+
+
+def _proof(key: bytes, role: bytes, client: bytes, server: bytes) -> bytes:
+    return hmac.digest(key, b"%s %d %d " % (role, len(client), len(server)) + client + server, "sha256")
+
+
+def _expected(frames: FrameSocket, what: bytes) -> memoryview:
+    frame = frames.receive(most_bytes=_MOST_BYTES)
+    if (frame.kind, frame.head) != (Kind.CALL, what):
+        raise FrameError("a node has to introduce itself first")
+    return frame.body
+
+
+def _fields(hello: bytes) -> dict[str, Any]:
+    try:
+        fields = parse_object(hello)
+        for name in ("cluster", "node", "nonce"):
+            expect_text(fields[name])
+        versions = fields.get("versions", [0, 0])
+        if [type(each) for each in versions] != [int, int] or len(fields["nonce"]) != 2 * _NONCE_BYTES:
+            raise ValueError("no versions, or no nonce")
+    except (KeyError, TypeError, ValueError) as exc:
+        raise PeerRefusedError("that is no introduction of a node") from exc
+    return fields
+
+
+def _refusal(body: memoryview) -> PeerRefusedError:
+    error = decode_error(body)
+    return PeerRefusedError(f"the other node refuses this one: {error.message}", hint=error.hint)
