@@ -10,6 +10,7 @@ address by a consistent hash, which keeps the answer. Each way is measured alone
 
 from __future__ import annotations
 
+import secrets
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,6 +25,9 @@ from benchmarks.harness import OBJECT_BYTES, ResultTable, Workspace, benchmark, 
 from benchmarks.peers import NGINX_PORT, nginx_config
 from benchmarks.readers import Readers
 from benchmarks.usage import cpu_of_families
+from datacache.cluster.members import SERVING
+from datacache.daemon.client import DaemonClient
+from datacache.settings import load_settings
 from tests.netns import Network, NodeHome, one_home_a_node
 from tests.servers import Mongod, RcloneS3, ServerError, program
 
@@ -120,16 +124,27 @@ def _epoch(way: ClusterWay, network: Network, store: RcloneS3, args: Any, seed: 
 # --- the ways ---
 
 
-def _homes(network: Network, folder: Path, env: Mapping[str, str], url: str, args: Any) -> Any:
+def _homes(network: Network, folder: Path, env: Mapping[str, str], url: str, args: Any, **more: object) -> Any:
     size_bytes = args.files * args.size
-    return one_home_a_node(network, folder, env, catalog=url, ssd_bytes=2 * size_bytes + 2**28, ram_bytes=2**26)
+    room = {"ssd_bytes": 2 * size_bytes + 2**28, "ram_bytes": 2**26}
+    return one_home_a_node(network, folder, env, catalog=url, **room, **more)
 
 
 @contextmanager
 def _ours(network: Network, folder: Path, store: RcloneS3, url: str, args: Any) -> Iterator[ClusterWay]:
-    with _homes(network, folder, store.env(), url, args) as homes:
+    cluster = {"cluster": "benchmark", "cluster_key": secrets.token_hex(16)}
+    with _homes(network, folder, store.env(), url, args, **cluster) as homes:
         homes[0].snapshot(DATASET, f"s3://{DATASET}")
+        _wait_for_all(homes)
         yield ClusterWay(read="api", homes=homes, pids=[home.daemon.pid for home in homes])
+
+
+def _wait_for_all(homes: Sequence[NodeHome]) -> None:
+    """Wait until every node knows that all serve."""
+    for home in homes:
+        client = DaemonClient(load_settings(home.env))
+        while [each["state"] for each in client.cluster()["members"]] != [SERVING] * len(homes):
+            time.sleep(0.1)
 
 
 @contextmanager

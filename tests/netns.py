@@ -202,6 +202,9 @@ class Node:
         return [queue for queue in found if queue["kind"] == "tbf"]
 
 
+CLUSTER_PORT = 7070
+
+
 class NodeHome(Home):
     """The product on a node: `dsctl`, the daemon and readers (`enter`) are inside, in a home of the node's own."""
 
@@ -239,15 +242,16 @@ class NodeHome(Home):
 
 @contextmanager
 def one_home_a_node(
-    network: Network, folder: Path, env: Mapping[str, str], **settings: object
+    network: Network, folder: Path, env: Mapping[str, str], *, cluster: str = "", **settings: object
 ) -> Iterator[list[NodeHome]]:
-    """Make a home with these settings on every node, and start the daemons."""
+    """Make a home with these settings on every node, and start the daemons: one cluster, if it is given a name."""
     homes: list[NodeHome] = []
     try:
         for node in network.nodes:
             path = folder / node.name
             path.mkdir()
-            homes.append(NodeHome(node, path, env, settings))
+            own = {"cluster": cluster, "node": node.name, "listen": f"{node.address}:{CLUSTER_PORT}"} if cluster else {}
+            homes.append(NodeHome(node, path, env, settings | own))
             homes[-1].start_daemon()
         yield homes
     finally:

@@ -88,19 +88,18 @@ class Peers:
         self._version, self._placement = -1, Placement(())
         self.stats = PeerStats()
 
-    def get(self, id: BlockId, ref: ObjectRef, number: int, dataset: str) -> memoryview | None:
-        """Return a block that another node has, or gets; None if this one is to ask the store."""
+    def ranked_before_this(self, id: BlockId, dataset: str) -> list[Member]:
+        """Return whom to ask for a block: its owner, then who stands in for it. Empty if this node is the owner."""
         if self._mode_of(dataset) == "off":
-            return None
-        ranked = self._placed().ranked(id, _RANK)
-        others = list(takewhile(lambda member: member.address != self.address, ranked))
-        found = self._first(others, BlocksRequest([(ref, number)], dataset, "", Mode.OWNER))
-        if found is None and len(others) < len(ranked):  # this node's turn
-            return self.get_earlier(id, ref, number, dataset)
-        return found
+            return []
+        return list(takewhile(lambda member: member.address != self.address, self._placed().ranked(id, _RANK)))
+
+    def get(self, members: list[Member], ref: ObjectRef, number: int, dataset: str) -> memoryview | None:
+        """Return a block that one of some nodes has, or gets from the store; None if none of them gives it."""
+        return self._first(members, BlocksRequest([(ref, number)], dataset, "", Mode.OWNER))
 
     def get_earlier(self, id: BlockId, ref: ObjectRef, number: int, dataset: str) -> memoryview | None:
-        """Return a block that a node has which owned it before this one; None if there is none."""
+        """Return a block that a node has which owned it lately; None if there is none."""
         if self._mode_of(dataset) == "off" or time.monotonic() - self.members.view.changed_at > _LATELY_S:
             return None
         return self._first(self._placed().before(id), BlocksRequest([(ref, number)], dataset, "", Mode.HAVE))

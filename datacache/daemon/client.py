@@ -185,6 +185,14 @@ class DaemonClient:
 
         return self._ask(send, timeout_s=_ORDER_TIMEOUT_S, introduce=True)
 
+    def cluster(self) -> dict[str, Any]:
+        """Return the members of this node's cluster (`Peers.describe`). `UsageError` if it is in none."""
+        return self._look_at("cluster")
+
+    def drain(self, node: str = "") -> dict[str, Any]:
+        """Have this node own no blocks any more. `UsageError` if `node` is another one's name."""
+        return self._call("drain", {"node": node})
+
     def metrics(self) -> str:
         """Return the metrics as Prometheus text."""
         return bytes(self._ask(lambda of: of.call("metrics", b""), timeout_s=_LOOK_TIMEOUT_S)).decode()

@@ -377,11 +377,12 @@ class Fetcher:
 
     def _ask_nodes(self, peers: Peers, flight: _Flight, wanted: _Wanted) -> Data | None:
         """Return a block that another node has, or gets for us."""
+        id, ref, number, dataset = wanted[:4]
+        before = peers.ranked_before_this(id, dataset)
         with self._lock:
-            flight.asks_node = not flight.alone
-        if flight.alone:
-            return peers.get_earlier(wanted.id, wanted.ref, wanted.number, wanted.dataset)
-        return peers.get(wanted.id, wanted.ref, wanted.number, wanted.dataset)
+            flight.asks_node = bool(before) and not flight.alone
+        found = peers.get(before, ref, number, dataset) if flight.asks_node else None
+        return found if found is not None else peers.get_earlier(id, ref, number, dataset)
 
     def _landed_meanwhile(self, id: BlockId, looked: int | None, *, ahead: bool) -> Data | None:
         """Return a block that landed between its caller's look and the beginning of this flight. Nobody wants the bytes
