@@ -204,7 +204,7 @@ class Peers:
         fresh = connection is None
         try:
             if connection is None:
-                connection = _PeerConnection(member.address, self.me)
+                connection = _PeerConnection(member, self.me)
             connection.give_up_at = give_up_at  # type: ignore[attr-defined]
             found = next(iter(list(connection.blocks(request))))
         except (OSError, DatacacheError, ValueError) as exc:
@@ -258,14 +258,14 @@ def open_peers(settings: Settings, holder: str) -> Peers | None:
 class _PeerConnection(Connection):
     """An authenticated connection to a node, with an end of all waiting."""
 
-    def __init__(self, address: str, me: Identity) -> None:
+    def __init__(self, member: Member, me: Identity) -> None:
         self.give_up_at = time.monotonic() + _CONNECT_S
-        host, _, port = address.rpartition(":")
+        host, _, port = member.address.rpartition(":")
         plain = socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S)
         try:
             plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             super().__init__(plain, look=self._look, look_every_s=_LOOK_EVERY_S)
-            introduce(self.frames, me)
+            introduce(self.frames, me, member.id)
         except BaseException:
             plain.close()
             raise

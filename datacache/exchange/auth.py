@@ -44,8 +44,9 @@ class Identity:
         return f"Identity({self.cluster!r}, {self.node!r})"
 
 
-def introduce(frames: FrameSocket, me: Identity) -> str:
-    """Be let in by a server; return its node. `PeerRefusedError` if one of the two has not got the key, `OSError`."""
+def introduce(frames: FrameSocket, me: Identity, wanted: str) -> None:
+    """Be let in by the node `wanted`. `PeerRefusedError` if one of the two has not got the key, or if it is another
+    node: whoever has the address of one that is gone could pass all this on to it. `OSError`."""
     hello = _hello(me, {"versions": [VERSION, VERSION]})
     frames.send(Kind.CALL, 0, HELLO, hello)
     answer = frames.receive(most_bytes=_MOST_BYTES)
@@ -57,11 +58,12 @@ def introduce(frames: FrameSocket, me: Identity) -> str:
     fields = _fields(theirs)
     if fields.get("version") != VERSION:
         raise PeerRefusedError(f"the other node speaks version {fields.get('version')!r}, this one {VERSION}")
+    if fields["node"] != wanted:
+        raise PeerRefusedError(f"the other node is {fields['node']!r}, not {wanted!r}")
     frames.send(Kind.CALL, 0, PROOF, _proof(me.key, b"client", hello, theirs))
     answer = frames.receive(most_bytes=_MOST_BYTES)
     if answer.kind != Kind.OK:
         raise _refusal(answer.body)
-    return str(fields["node"])
 
 
 def welcome(frames: FrameSocket, me: Identity) -> str:

@@ -21,7 +21,7 @@ from datacache.exchange.wire import encode_error
 log = logging.getLogger(__name__)
 _MOST_CONNECTIONS = 8192
 _MOST_STRANGERS = 64
-"""Connections whose other side has not proved yet who it is."""
+"""Connections whose other side has not proved yet who it is. One more ends the oldest: a node needs milliseconds."""
 _INTRODUCTION_S = 5.0
 _TAKEN_IN_S = 20.0
 """A reader that takes nothing of its answer for so long is hung up on; it asks again."""
@@ -55,9 +55,9 @@ class FrameServer:
     ) -> None:
         """`most_bytes`: of a request's body. `welcome` has a caller prove who it is, or raises; it has five seconds."""
         self._handler, self._most_bytes, self._name, self._welcome = handler, most_bytes, name, welcome
-        self._strangers = 0
         self._closed = threading.Event()
-        self._lock = threading.Lock()  # guards _connections
+        self._lock = threading.Lock()  # guards _connections and _strangers
+        self._strangers: dict[FrameSocket, None] = {}
         self._connections: dict[FrameSocket, threading.Thread] = {}
         self._listeners: list[tuple[socket.socket, threading.Thread]] = []
 
@@ -98,10 +98,11 @@ class FrameServer:
         frames = FrameSocket(connection, look_every_s=_TAKEN_IN_S, receiving=_go_on, sending=_give_up)
         thread = threading.Thread(target=self._talk, args=(frames,), name=f"{self._name}-caller", daemon=True)
         with self._lock:
-            full = len(self._connections) >= _MOST_CONNECTIONS or self._strangers >= _MOST_STRANGERS
+            full = len(self._connections) >= _MOST_CONNECTIONS
             if not full:
                 self._connections[frames] = thread
-                self._strangers += self._welcome is not None
+                if self._welcome is not None:
+                    self._add_stranger_locked(frames)
         if full:
             log.warning(
                 "the %s socket: %d connections are open, one more is refused", self._name, len(self._connections)
@@ -111,9 +112,16 @@ class FrameServer:
         try:
             thread.start()
         except RuntimeError:
-            self._met()
             self._forget(frames)
             raise
+
+    def _add_stranger_locked(self, frames: FrameSocket) -> None:
+        if len(self._strangers) >= _MOST_STRANGERS:
+            oldest = next(iter(self._strangers))
+            del self._strangers[oldest]
+            with contextlib.suppress(OSError):
+                oldest.connection.shutdown(socket.SHUT_RDWR)  # wakes its thread up, which closes it
+        self._strangers[frames] = None
 
     def _talk(self, frames: FrameSocket) -> None:
         try:
@@ -130,16 +138,11 @@ class FrameServer:
     def _meet(self, frames: FrameSocket) -> None:
         if self._welcome is None:
             return
-        try:
-            frames.wait(_INTRODUCTION_S, _expect_introduction, _give_up)
-            self._welcome(frames)
-            frames.wait(_TAKEN_IN_S, _go_on, _give_up)
-        finally:
-            self._met()
-
-    def _met(self) -> None:
+        frames.wait(_INTRODUCTION_S, _expect_introduction, _give_up)
+        self._welcome(frames)
+        frames.wait(_TAKEN_IN_S, _go_on, _give_up)
         with self._lock:
-            self._strangers -= self._welcome is not None
+            self._strangers.pop(frames, None)
 
     def _answer(self, frames: FrameSocket, request: Frame) -> None:
         with contextlib.closing(self._handler(request)) as answers:
@@ -155,6 +158,7 @@ class FrameServer:
     def _forget(self, frames: FrameSocket) -> None:
         with self._lock:
             self._connections.pop(frames, None)
+            self._strangers.pop(frames, None)
         frames.close()
 
 
