@@ -103,10 +103,9 @@ class DaemonClient:
     ) -> list[memoryview]:
         """Return the bytes of up to `MOST_BLOCKS` blocks, fetched at once if need be. Raises as `block` does, for the
         first that cannot be had."""
-        request = BlocksRequest(wanted, dataset, snapshot, Mode.BROKEN if broken else Mode.READ)
 
         def ask() -> list[memoryview]:
-            found = self._ask(lambda of: list(of.blocks(request)), timeout_s=self._block_timeout_s, introduce=True)
+            found = self.blocks_or_errors(wanted, dataset, snapshot, broken=broken)
             for block in found:
                 if isinstance(block, DatacacheError):
                     raise block
@@ -127,6 +126,13 @@ class DaemonClient:
                         "process: dsctl daemon stop, then try again. " + exc.hint
                     )
             raise
+
+    def blocks_or_errors(
+        self, wanted: Sequence[tuple[ObjectRef, int]], dataset: str, snapshot: str, *, broken: bool = False
+    ) -> list[memoryview | DatacacheError | None]:
+        """As `blocks`, with the error of each that cannot be had in its place."""
+        request = BlocksRequest(wanted, dataset, snapshot, Mode.BROKEN if broken else Mode.READ)
+        return self._ask(lambda of: list(of.blocks(request)), timeout_s=self._block_timeout_s, introduce=True)
 
     def health(self) -> dict[str, Any]:
         """Return the daemon's process, settings and problems."""

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from xxhash import xxh3_64_hexdigest
 
 from datacache.annotations.layout import text
-from datacache.core.concurrency import gather
 from datacache.core.errors import (
     AnnotationError,
     DatacacheError,
@@ -185,13 +184,10 @@ class SnapshotSource(SampleSource):
         return left
 
     def _fetch(self, samples: Sequence[int]) -> list[Read]:
-        def read(sample: int) -> bytes | memoryview:
-            return self.snapshot.rows.read_row(int(self._rows[sample]), 0, int(self._sizes[sample]))
-
         # The last ones first: what an order was published of is fetched in that order, so once the last has come, most
         # are here and nobody has to be asked for them.
-        found: list[bytes | memoryview | DatacacheError] = gather(read, samples[::-1])
-        return found[::-1]
+        found = self.snapshot.rows.read_rows([int(self._rows[sample]) for sample in samples[::-1]])
+        return list(found[::-1])
 
     def _object(self, sample: int) -> ObjectId:
         at = _ID_BYTES * sample

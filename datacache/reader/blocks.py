@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, cast
 from weakref import WeakValueDictionary
 
 from datacache.catalog.packs import stores_with_packs
-from datacache.core.concurrency import LastLoaded, PerProcess
+from datacache.core.concurrency import LastLoaded, PerProcess, gather
 from datacache.core.counters import BROKEN_BLOCKS, DIRECT_READS
-from datacache.core.errors import CorruptManifestError, DaemonError, StoreAccessError
-from datacache.core.ids import BLOCK_BYTES, BlockId, ObjectRef, block_count, block_id, object_id
+from datacache.core.errors import CorruptManifestError, DaemonError, DatacacheError, StoreAccessError
+from datacache.core.ids import BLOCK_BYTES, BlockId, ObjectRef, block_count, block_id, block_length, object_id
 from datacache.daemon.client import DaemonClient, import_store_clients
+from datacache.exchange.wire import MOST_BLOCKS
 from datacache.manifest.reader import LoadBlobs
 from datacache.settings import Settings
 from datacache.store.open import Stores
@@ -77,6 +79,28 @@ class DaemonBlocks:
         local.refresh()
         return memoryview(data)[start:stop]
 
+    def read_whole(self, wanted: Sequence[tuple[ObjectRef, int]]) -> list[memoryview | None]:
+        """Return whole blocks that are not on this node, asked for together; None for each that `read` is to give, or
+        to raise the error of: what came this moment, or is broken here, is among them."""
+        found: list[memoryview | None] = [None] * len(wanted)
+        plain = [
+            at
+            for at, (ref, number) in enumerate(wanted)
+            if not (ref.store.startswith("memory://") or self._local.has(block_id(object_id(ref), number)))
+        ]
+        for first in range(0, len(plain), MOST_BLOCKS):
+            some = plain[first : first + MOST_BLOCKS]
+            try:
+                came = self._client.blocks_or_errors([wanted[at] for at in some], self._dataset, self._snapshot)
+            except DaemonError:
+                break  # `read` says so
+            for at, data in zip(some, came, strict=True):
+                if isinstance(data, memoryview):
+                    found[at] = data
+                    self._local.counters.miss(len(data))
+        self._local.refresh()
+        return found
+
 
 _direct: PerProcess[LastLoaded[tuple[object, BlockId], bytes | memoryview]] = PerProcess(
     lambda: LastLoaded(_DIRECT_BYTES)
@@ -133,10 +157,12 @@ class NodeBlocks:
             _shared[home, ram_dir] = self.local
         stores = stores_with_packs(settings, load_blobs) if snapshot else Stores(settings)
         self._store = StoreBlocks(stores, self.local)
+        self._daemon: DaemonBlocks | None = None
         self._chain: tuple[BlockSource, ...] = (self.local, self._store)
         if not direct:
             client = DaemonClient(settings, prepare=import_store_clients)
-            self._chain = (self.local, DaemonBlocks(client, self.local, dataset, snapshot), self._store)
+            self._daemon = DaemonBlocks(client, self.local, dataset, snapshot)
+            self._chain = (self.local, self._daemon, self._store)
             if not settings.bypass_local and not client.beats() and self.local.any_unchecked():
                 with contextlib.suppress(DaemonError):
                     client.start_soon()  # to check what a killed one left: where all is here no read starts one
@@ -148,6 +174,21 @@ class NodeBlocks:
             if data is not None:
                 return data
         raise AssertionError("a store gives the bytes or raises")
+
+    def read_whole(self, wanted: Sequence[tuple[ObjectRef, int]]) -> list[memoryview | bytes | DatacacheError]:
+        """Return whole blocks, or what `read` raises of each; those that are not on this node come together."""
+        found: list[memoryview | bytes | DatacacheError | None] = [None] * len(wanted)
+        if self._daemon is not None:
+            found[:] = self._daemon.read_whole(wanted)
+        left = [at for at, data in enumerate(found) if data is None]
+
+        def read(at: int) -> memoryview | bytes:
+            ref, number = wanted[at]
+            return self.read(ref, number, 0, block_length(ref.size_bytes, number))
+
+        for at, came in zip(left, gather(read, left), strict=True):
+            found[at] = came
+        return cast("list[memoryview | bytes | DatacacheError]", found)
 
     def close(self) -> None:
         """Give back connections and what was read past the daemon; a later read connects again."""

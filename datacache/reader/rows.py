@@ -6,10 +6,11 @@ Rows are positions in the manifest. Several threads may call it, and a child of 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NoReturn, cast
 
+from datacache.core.concurrency import gather
 from datacache.core.errors import CorruptManifestError, DatacacheError, ObjectNotFoundError, SnapshotClosedError
 from datacache.core.ids import BLOCK_BYTES, BlockId, ObjectId, block_count, block_id, object_id
 from datacache.manifest.model import SnapshotRecord
@@ -69,6 +70,19 @@ class RowReader:
                 self._explain(exc)
                 raise
         return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def read_rows(self, rows: Sequence[int]) -> list[bytes | memoryview | DatacacheError]:
+        """Return all bytes of some rows, wherever they are, or the error of each that cannot be had. Those of one block
+        that are not on this node are asked for together."""
+        refs = [self.manifest.object_ref(self.manifest.entry(row)) for row in rows]
+        together = [at for at, ref in enumerate(refs) if 0 < ref.size_bytes <= BLOCK_BYTES]
+        found: dict[int, bytes | memoryview | DatacacheError] = dict(
+            zip(together, self._blocks.read_whole([(refs[at], 0) for at in together]), strict=True)
+        )
+        # An error is met once more where it is explained.
+        left = [at for at in range(len(rows)) if not isinstance(found.get(at), bytes | memoryview)]
+        found |= zip(left, gather(lambda at: self.read_row(rows[at], 0, refs[at].size_bytes), left), strict=True)
+        return [found[at] for at in range(len(rows))]
 
     def view_object(self, obj: ObjectId, size_bytes: int) -> memoryview | None:
         """Return all bytes of an object of one block, as `read_local` does."""

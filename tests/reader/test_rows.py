@@ -1,0 +1,98 @@
+"""`Snapshot.rows.read_rows` on a real daemon: many files that are not on this node, asked for together."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from datacache import connect, create_snapshot, open_snapshot
+from datacache.core.errors import DaemonUnavailableError, ObjectChangedError, ObjectNotFoundError
+from datacache.core.ids import BLOCK_BYTES
+from datacache.daemon.client import DaemonClient
+from datacache.exchange.wire import MOST_BLOCKS
+from datacache.settings import load_settings
+
+FILES = {f"{number:03d}.bin": bytes([number]) * (number * 1000) for number in range(2 * MOST_BLOCKS + 5)}
+FILES |= {"large.bin": b"l" * (BLOCK_BYTES + 5), "whole.bin": b"w" * BLOCK_BYTES}
+
+
+@pytest.fixture
+def bucket(tmp_path):
+    folder = tmp_path / "bucket"
+    folder.mkdir()
+    for name, data in FILES.items():
+        (folder / name).write_bytes(data)
+    return folder
+
+
+@pytest.fixture
+def reader(settings, bucket, monkeypatch):
+    monkeypatch.setenv("DATACACHE_PREFETCH", "0")
+    create_snapshot("mask", str(bucket))
+    with open_snapshot("mask@latest") as snapshot:
+        yield snapshot
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """How many blocks each request names."""
+    found = []
+    ask = DaemonClient.blocks_or_errors
+
+    def counted(self, wanted, *args, **more):
+        found.append(len(wanted))
+        return ask(self, wanted, *args, **more)
+
+    monkeypatch.setattr(DaemonClient, "blocks_or_errors", counted)
+    return found
+
+
+def read(reader):
+    names = sorted(FILES)
+    return names, reader.rows.read_rows([reader.rows.manifest.find(name.encode()) for name in names])
+
+
+def test_files_that_are_not_here_come_in_as_few_requests_as_there_can_be(reader, asked):
+    names, found = read(reader)
+    assert [bytes(data) for data in found] == [FILES[name] for name in names]
+    assert sorted(asked) == [1, 1, 5, MOST_BLOCKS, MOST_BLOCKS]  # the two blocks of the large one by themselves
+    names, found = read(reader)
+    assert [bytes(data) for data in found] == [FILES[name] for name in names]
+    assert len(asked) == 5
+
+
+def test_an_object_that_is_gone_or_changed_is_an_error_in_its_place(reader, bucket):
+    (bucket / "010.bin").unlink()
+    (bucket / "020.bin").write_bytes(b"other")
+    names, found = read(reader)
+    failed = {name: data for name, data in zip(names, found, strict=True) if isinstance(data, Exception)}
+    assert sorted(failed) == ["010.bin", "020.bin"]
+    assert isinstance(failed["010.bin"], ObjectNotFoundError)
+    assert isinstance(failed["020.bin"], ObjectChangedError)
+    whole = {name: bytes(data) for name, data in zip(names, found, strict=True) if name not in failed}
+    assert whole == {name: data for name, data in FILES.items() if name not in failed}
+
+
+def test_a_block_that_is_broken_here_is_fetched_again(reader, settings):
+    read(reader)
+    connect().stop()
+    for region in (load_settings().home / "cache").rglob("*"):
+        if region.is_file() and region.stat().st_size > 2**20:
+            with region.open("r+b") as file:
+                data = bytearray(file.read())
+                data[4096::4096] = bytes(byte ^ 1 for byte in data[4096::4096])
+                file.seek(0)
+                file.write(data)
+                os.fsync(file.fileno())
+    names, found = read(reader)
+    assert [bytes(data) for data in found] == [FILES[name] for name in names]
+
+
+def test_without_a_daemon_the_store_gives_them(reader, monkeypatch):
+    def away(*_, **__):
+        raise DaemonUnavailableError("none can be started")
+
+    monkeypatch.setattr(DaemonClient, "_ask", away)
+    names, found = read(reader)
+    assert [bytes(data) for data in found] == [FILES[name] for name in names]
