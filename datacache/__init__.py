@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import fuse_mount as _fuse_mount
     from datacache.api import cache_status as cache_status
     from datacache.api import cancel_job as cancel_job
+    from datacache.api import cluster_status as cluster_status
     from datacache.api import collect_garbage as collect_garbage
     from datacache.api import connect as connect
     from datacache.api import convert as convert
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from datacache.api import create_tasks as create_tasks
     from datacache.api import dataset_access as dataset_access
     from datacache.api import diff_snapshots as diff_snapshots
+    from datacache.api import drain_node as drain_node
     from datacache.api import evict as evict
     from datacache.api import export_snapshot as export_snapshot
     from datacache.api import import_export as import_export

@@ -40,7 +40,20 @@ COMMANDS = {
     name: f"dataset_cli.commands.{_JOINED.get(name, name)}"
     for name in (
         *("snapshot", "dataset", "convert", "shard", "query", "stats", "preview", "mount", "umount", "flush", "export"),
-        *("warm", "jobs", "tasks", "bench", "cache", "daemon", "k8s", "status", "doctor", "demo", "completion"),
+        *(
+            "warm",
+            "jobs",
+            "tasks",
+            "bench",
+            "cache",
+            "cluster",
+            "daemon",
+            "k8s",
+            "status",
+            "doctor",
+            "demo",
+            "completion",
+        ),
     )
 }
 """Their modules, in the order `--help` shows them."""

@@ -40,7 +40,9 @@ if TYPE_CHECKING:
     from datacache.api.annotations import verify_shards as verify_shards
     from datacache.api.node import cache_status as cache_status
     from datacache.api.node import cancel_job as cancel_job
+    from datacache.api.node import cluster_status as cluster_status
     from datacache.api.node import connect as connect
+    from datacache.api.node import drain_node as drain_node
     from datacache.api.node import evict as evict
     from datacache.api.node import follow_warm_up as follow_warm_up
     from datacache.api.node import jobs as jobs

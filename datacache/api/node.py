@@ -45,6 +45,17 @@ def cache_status(settings: Settings | None = None) -> dict[str, Any]:
     return connect(settings).cache_status()
 
 
+def cluster_status(settings: Settings | None = None) -> dict[str, Any]:
+    """Return the members of this node's cluster, and what came from them. `UsageError` where it is in none."""
+    return connect(settings).cluster()
+
+
+def drain_node(node: str = "", settings: Settings | None = None) -> dict[str, Any]:
+    """Have this node own no blocks of its cluster until its daemon ends. `UsageError` where it is not `node`, or is in
+    no cluster."""
+    return connect(settings).drain(node)
+
+
 def pin(ref: str, settings: Settings | None = None) -> dict[str, Any]:
     """Keep what this node has of a snapshot, and what comes, from being evicted. Idempotent."""
     return connect(settings).pin(ref)

@@ -21,6 +21,7 @@ SERVING = "serving"
 """The node owns its share of the blocks."""
 DRAINING = "draining"
 """The node owns nothing any more; the new owners ask it for what it has."""
+STATES = (JOINING, SERVING, DRAINING)
 _EVERYWHERE = ("0.0.0.0", "[::]", "::", "*")
 
 

@@ -18,7 +18,15 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any
 
-from datacache.cluster.members import DRAINING, SERVING, Member, Members, open_members, read_cluster_key
+from datacache.cluster.members import (
+    DRAINING,
+    SERVING,
+    Member,
+    Members,
+    StaticMembers,
+    open_members,
+    read_cluster_key,
+)
 from datacache.cluster.placement import Placement
 from datacache.core.breaker import pause_s
 from datacache.core.errors import DatacacheError, UsageError
@@ -118,7 +126,7 @@ class Peers:
         if node not in ("", self.me.node):
             raise UsageError(f"this node is {self.me.node!r}, not {node!r}", hint=f"Run it on {node}.")
         self.members.set_state(DRAINING)
-        return {"node": self.me.node, "state": DRAINING}
+        return {"node": self.me.node, "state": DRAINING, "listed": self._listed}
 
     def describe(self) -> dict[str, Any]:
         """Return the members of the newest view, and how each answers this node."""
@@ -126,9 +134,15 @@ class Peers:
             "cluster": self.me.cluster,
             "node": self.me.node,
             "problem": self.members.problem,
+            "listed": self._listed,
             "members": self._described(),
             "from_nodes": vars(self.stats),
         }
+
+    @property
+    def _listed(self) -> bool:
+        """True where the members are a list of the settings: no node learns another's state."""
+        return isinstance(self.members, StaticMembers)
 
     def _described(self) -> list[dict[str, Any]]:
         with self._lock:

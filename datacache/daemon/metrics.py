@@ -5,6 +5,8 @@ from __future__ import annotations
 from itertools import accumulate
 from typing import Any
 
+from datacache.cluster.members import STATES
+from datacache.cluster.peers import PeerStats
 from datacache.daemon.fetcher import LATENCY_BOUNDS_S
 
 
@@ -70,5 +72,12 @@ def render_metrics(state: dict[str, Any], memory_bytes: int) -> str:
     metric("lookahead_ahead_bytes", "gauge", "Bytes fetched, or to be, ahead of the positions.", window)
     moved = "Bytes moved between regions so that the rest could be evicted."
     metric("lookahead_moved_bytes_total", "counter", moved, ahead["moved_bytes"])
+    cluster = state["cluster"] or {"from_nodes": vars(PeerStats()), "members": []}
+    given, states = cluster["from_nodes"], [member["state"] for member in cluster["members"]]
+    metric("peer_blocks_total", "counter", "Blocks that other nodes of the cluster gave.", given["blocks"])
+    metric("peer_bytes_total", "counter", "Bytes that other nodes of the cluster gave.", given["bytes"])
+    metric("peer_misses_total", "counter", "Questions to other nodes that brought no block.", given["missed"])
+    members = [(f'{{state="{state}"}}', float(states.count(state))) for state in STATES]
+    metric("cluster_members", "gauge", "Nodes of the cluster that this node knows of, itself counted.", members)
     metric("daemon_max_memory_bytes", "gauge", "Peak resident memory of the daemon.", memory_bytes)
     return "\n".join(lines) + "\n"

@@ -305,6 +305,7 @@ class Daemon:
             "fetched": vars(self.fetcher.stats) | {"under_way": self.fetcher.under_way},
             "plans": self._lookaheads.plans(),
             "lookahead": vars(self._lookaheads.stats) | {"moved_bytes": self._lookaheads.moved_bytes},
+            "cluster": self._peers.describe() if self._peers is not None else None,
             **self._job_state(),
         }
 

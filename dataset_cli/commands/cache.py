@@ -17,6 +17,7 @@ from datacache.core.counters import count
 from datacache.core.errors import CacheError, UsageError
 from datacache.settings import format_bytes
 from dataset_cli.app import App, SnapshotRef, command
+from dataset_cli.commands.cluster import given_by_nodes
 from dataset_cli.output import format_seconds
 
 if TYPE_CHECKING:
@@ -47,6 +48,9 @@ def print_cache(out: Output, state: dict[str, Any]) -> None:
     )
     rate = state["reads"]["hit_rate"]
     out.line(f"policy {state['policy']}; hit rate {'no reads yet' if rate is None else f'{rate:.1%}'}")
+    cluster = state.get("cluster")  # a daemon from before says nothing of it
+    if cluster:
+        out.line(f"cluster {cluster['cluster']}: {given_by_nodes(cluster['from_nodes'])}; see: dsctl cluster status")
     out.lines(f"  {dataset['name']}: {format_bytes(dataset['ssd_bytes'])}" for dataset in state["datasets"])
     out.lines(f"  pinned: {ref}" for ref in state["pins"])
     out.lines(f"  warming {job['ref']}: {_progress(job)}" for job in state["jobs"] if job["state"] == "running")

@@ -1,0 +1,122 @@
+"""`dsctl cluster`, and what `cache status` and the metrics say of a cluster, with two real daemons."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Dsctl
+from tests.servers import Mongod, free_port
+
+_KEY = {"DATACACHE_CLUSTER": "lab", "DATACACHE_CLUSTER_KEY": "a key of sixteen bytes or more"}
+
+
+class Pair:
+    """The variables of two nodes `a` and `b`, with a home each and one catalog."""
+
+    def __init__(self, homes: dict[str, Path], catalog: str, members: str = "") -> None:
+        self.addresses = {name: f"127.0.0.1:{free_port()}" for name in homes}
+        listed = {"DATACACHE_CLUSTER_MEMBERS": members.format(**self.addresses)} if members else {}
+        self.a, self.b = (
+            _KEY
+            | listed
+            | {
+                "DATACACHE_HOME": str(home),
+                "DATACACHE_CATALOG": catalog,
+                "DATACACHE_NODE": name,
+                "DATACACHE_LISTEN": self.addresses[name],
+            }
+            for name, home in homes.items()
+        )
+
+
+@pytest.fixture
+def homes(home: Path, tmp_path_factory: pytest.TempPathFactory, dsctl: Dsctl) -> Iterator[dict[str, Path]]:
+    """The home of the test, and another one, whose daemon is stopped at the end."""
+    other = tmp_path_factory.mktemp("b")
+    yield {"a": home, "b": other}
+    dsctl("daemon", "stop", DATACACHE_HOME=str(other))
+
+
+def test_status_tells_members_and_what_came_from_them(dsctl: Dsctl, homes: dict[str, Path], bucket: Path) -> None:
+    nodes = Pair(homes, f"sqlite:///{homes['a']}/catalog.db", "a={a}/x b={b}/x*9999999")  # b owns nearly all
+    assert dsctl("snapshot", "create", "mask", "--from", bucket, "--tag", "v1", **nodes.a).code == 0
+    assert dsctl("daemon", "start", **nodes.b).code == 0
+    assert dsctl("warm", "mask@v1", **nodes.a).code == 0
+    state = dsctl("cluster", "status", "--json", **nodes.a).json
+    assert (state["cluster"], state["node"], state["problem"], state["listed"]) == ("lab", "a", "", True)
+    assert [(each["node"], each["this"], each["state"]) for each in state["members"]] == [
+        ("a", True, "serving"),
+        ("b", False, "serving"),
+    ]
+    assert state["from_nodes"] == {"blocks": 3, "bytes": 902, "missed": 0}
+    shown = dsctl("cluster", "status", **nodes.a)
+    assert shown.err == ""
+    rows = [re.split(r"\s{2,}", line) for line in shown.out.splitlines()]
+    assert rows[1:3] == [
+        ["a", nodes.addresses["a"], "x", "serving", "0.0%", "-", "this node"],
+        ["b", nodes.addresses["b"], "x", "serving", "100.0%", "-"],
+    ]
+    given = "3 blocks (902 B) came from other nodes, 0 questions brought none"
+    assert rows[3] == [f"cluster lab; {given}"]
+    assert f"cluster lab: {given}" in dsctl("cache", "status", **nodes.a).out
+    metrics = dsctl("status", "--metrics", **nodes.a).out
+    for line in ("peer_blocks_total 3", "peer_bytes_total 902", "peer_misses_total 0", "fetched_total 0"):
+        assert f"datacache_{line}\n" in metrics
+    assert 'datacache_cluster_members{state="serving"} 2.0\n' in metrics
+
+    assert dsctl("daemon", "stop", **nodes.b).code == 0
+    assert dsctl("cache", "evict", "--all", **nodes.a).code == 0
+    assert dsctl("warm", "mask@v1", **nodes.a).code == 0
+    state = dsctl("cluster", "status", "--json", **nodes.a).json
+    assert state["from_nodes"]["blocks"] == 3
+    assert state["from_nodes"]["missed"] > 0
+    assert [bool(each["problem"]) for each in state["members"]] == [False, True]
+    assert state["members"][1]["problem"] in dsctl("cluster", "status", **nodes.a).out
+
+
+def test_a_node_of_a_list_that_drains_says_who_does_not_learn_it(dsctl: Dsctl, homes: dict[str, Path]) -> None:
+    nodes = Pair(homes, f"sqlite:///{homes['a']}/catalog.db", "a={a} b={b}")
+    wrong = dsctl("cluster", "drain", "b", "--json", **nodes.a)
+    assert wrong.code == 2
+    assert wrong.error["message"] == "this node is 'a', not 'b'"
+    drained = dsctl("cluster", "drain", "a", **nodes.a)
+    assert drained.code == 0, drained.err
+    assert drained.out.startswith("node a is draining")
+    assert "DATACACHE_CLUSTER_MEMBERS" in drained.err
+    rows = dsctl("cluster", "status", **nodes.a).out.splitlines()
+    assert re.split(r"\s{2,}", rows[1])[3:5] == ["draining", "-"]
+    assert re.split(r"\s{2,}", rows[2])[3:5] == ["serving", "100.0%"]
+
+
+def test_others_learn_by_leases_that_a_node_drains(dsctl: Dsctl, homes: dict[str, Path], mongod: Mongod) -> None:
+    nodes = Pair(homes, mongod.database_url())
+    for variables in (nodes.a, nodes.b):
+        assert dsctl("daemon", "start", **variables).code == 0
+    drained = dsctl("cluster", "drain", "--json", **nodes.a)
+    assert drained.json == {"node": "a", "state": "draining", "listed": False}
+    assert drained.err == ""
+
+    def states() -> list[tuple[str, str]]:
+        return [
+            (each["node"], each["state"]) for each in dsctl("cluster", "status", "--json", **nodes.b).json["members"]
+        ]
+
+    deadline = time.monotonic() + 60
+    while states() != [("a", "draining"), ("b", "serving")]:  # read every two seconds
+        assert time.monotonic() < deadline, states()
+        time.sleep(0.1)
+    assert " s ago" in dsctl("cluster", "status", **nodes.b).out
+
+
+@pytest.mark.parametrize("what", ["status", "drain"])
+def test_a_node_in_no_cluster_says_how_to_be_in_one(dsctl: Dsctl, home: Path, what: str) -> None:
+    refused = dsctl("cluster", what, "--json")
+    assert refused.code == 2
+    assert "in no cluster" in refused.error["message"]
+    assert "DATACACHE_CLUSTER" in refused.error["hint"]
+    assert 'datacache_cluster_members{state="serving"} 0' in dsctl("status", "--metrics").out
