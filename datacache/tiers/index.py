@@ -39,6 +39,7 @@ class Index:
 
     def __init__(self, folder: Path, *, writable: bool) -> None:
         self.folder = folder
+        self._file = str(folder / "data.mdb")  # made once: each miss looks at it
         self.writable = writable
         try:
             with contextlib.ExitStack() as opened:
@@ -57,7 +58,7 @@ class Index:
                     mode=0o600,
                 )
                 opened.callback(self.env.close)
-                self._fd = os.open(folder / "data.mdb", os.O_RDONLY | os.O_CLOEXEC)
+                self._fd = os.open(self._file, os.O_RDONLY | os.O_CLOEXEC)
                 opened.callback(os.close, self._fd)
                 needed = self._needed_bytes()  # from the first two pages, which are there
                 status = os.fstat(self._fd)
@@ -125,7 +126,7 @@ class Index:
     def current(self) -> bool:
         """Tell whether this is still the file at its path (a rebuilt index is a new file)."""
         try:
-            status = os.stat(self.folder / "data.mdb")
+            status = os.stat(self._file)
         except OSError:
             return False
         return (status.st_dev, status.st_ino) == self._inode
