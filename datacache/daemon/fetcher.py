@@ -175,7 +175,8 @@ class Fetcher:
 
     def read(self, ref: ObjectRef, number: int, dataset: str, *, here: bool = False, alone: bool = False) -> Reading:
         """Return a block for a reader that waits. Its future may have the store's errors. `here`: if it has to be got,
-        do that in this thread. `alone`: ask no other node that owns it."""
+        and can be at once, do that in this thread; this never waits for a turn, as the caller may hold the bytes that
+        others wait for. `alone`: ask no other node that owns it."""
         asked = time.monotonic()
 
         def waited(_: object) -> None:
@@ -199,15 +200,16 @@ class Fetcher:
             if next_id not in self._flights and not self.local.has(next_id):
                 flight = self._flight(next_id, for_reader=True)[0]
                 self._queue(Kind.AHEAD, flight, _Wanted(next_id, ref, next_number, dataset, True, asked))
-        flight = self._flight(id, for_reader=True, hold=True)[0]
+        flight = self._flight(id, for_reader=True, hold=True, alone=alone)[0]
         flight.data.add_done_callback(waited)
-        flight.alone |= alone
         wanted = _Wanted(id, ref, number, dataset, False, asked)
-        if not here:
-            self._queue(Kind.READ, flight, wanted)
-        elif flight.turn is None:
-            turn = self.turns.wait(Kind.READ, self._flow_of(dataset), block_length(ref.size_bytes, number))
+        turn = None
+        if here and flight.turn is None:
+            turn = self.turns.take(Kind.READ, self._flow_of(dataset), block_length(ref.size_bytes, number))
+        if turn is not None:
             self._get(flight, wanted, turn)
+        else:
+            self._queue(Kind.READ, flight, wanted)
         return Reading(flight.data, lambda: self._release_flight(flight))
 
     def fill(
@@ -260,7 +262,13 @@ class Fetcher:
         return time.monotonic() - max(self._got_at, min(begun)) if begun else 0.0
 
     def _flight(
-        self, id: BlockId, stored: Stored | None = None, *, for_reader: bool = False, hold: bool = False
+        self,
+        id: BlockId,
+        stored: Stored | None = None,
+        *,
+        for_reader: bool = False,
+        hold: bool = False,
+        alone: bool = False,
     ) -> tuple[_Flight, bool]:
         """Return the flight of a block, and whether the caller has just begun it and must see to it."""
         with self._lock:
@@ -274,6 +282,7 @@ class Fetcher:
                 flight.stored.append(stored)
             flight.for_reader |= for_reader
             flight.holds += hold
+            flight.alone |= alone
             return flight, begun
 
     def _queue(self, kind: Kind, flight: _Flight, wanted: _Wanted) -> None:

@@ -16,6 +16,7 @@ import signal
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
@@ -31,10 +32,10 @@ from datacache.catalog.refs import resolve
 from datacache.cluster.peers import Peers, open_peers
 from datacache.core import counters, ipc, lockfile
 from datacache.core.errors import CacheError, DaemonRunningError, DatacacheError, SnapshotNotFoundError, UsageError
-from datacache.core.ids import ObjectRef, block_id, object_id
+from datacache.core.ids import ObjectRef, block_id, block_length, object_id
 from datacache.daemon import memory, paths
 from datacache.daemon.client import import_store_clients
-from datacache.daemon.fetcher import Fetcher
+from datacache.daemon.fetcher import Fetcher, Reading
 from datacache.daemon.keeper import Keeper
 from datacache.daemon.metrics import render_metrics
 from datacache.daemon.mount_leases import MountLeases, holder
@@ -65,6 +66,9 @@ _LOOK_EVERY_S = 1.0
 _TRIM_EVERY_S = 5.0
 _LARGE_BYTES = 2**18
 """A larger answer waits for its turn to be sent."""
+_WINDOW_BYTES = 8 * 2**20
+"""The blocks of a request that are got before the first of them is sent. All requests share the room for reads: one
+that held all its blocks until the last has come could wait for room that it takes itself."""
 _MOST_REQUEST_BYTES = 2**31
 """A published order of some hundred million samples. Only the home's owner can send one."""
 _WRITER_STUCK_S, _GET_STUCK_S = 120.0, 60.0
@@ -192,22 +196,35 @@ class Daemon:
         if request.mode is Mode.BROKEN:
             for ref, number in request.blocks:
                 self._drop_if_broken(ref, number)
-        with contextlib.ExitStack() as held:
-            *others, last = request.blocks
-            readings = [self.fetcher.read(ref, number, dataset) for ref, number in others]
-            readings.append(self.fetcher.read(*last, dataset, here=True))
-            for reading in readings:
-                held.callback(reading.close)
-            self._consider(dataset, request.snapshot)
-            for reading in readings:
-                try:
-                    data = reading.data.result()
-                except Exception as exc:  # noqa: BLE001 - this block's answer; the others have their own
-                    yield error_answer(exc)
-                    continue
-                with self._sends.turn(flow) if len(data) > _LARGE_BYTES else contextlib.nullcontext():
-                    yield Answer(Kind.OK, body=data)
-                self._answered += 1
+        self._consider(dataset, request.snapshot)
+        left, begun, ahead_bytes = deque(request.blocks), deque[tuple[Reading, int]](), 0
+        try:
+            while left or begun:
+                while left:
+                    ref, number = left[0]
+                    length = block_length(ref.size_bytes, number)
+                    if begun and ahead_bytes + length > _WINDOW_BYTES:
+                        break
+                    left.popleft()
+                    begun.append((self.fetcher.read(ref, number, dataset, here=not left), length))
+                    ahead_bytes += length
+                yield from self._sent(begun[0][0], flow)
+                reading, length = begun.popleft()
+                reading.close()
+                ahead_bytes -= length
+        finally:
+            for reading, _ in begun:
+                reading.close()
+
+    def _sent(self, reading: Reading, flow: str) -> Iterator[Answer]:
+        try:
+            data = reading.data.result()
+        except Exception as exc:  # noqa: BLE001 - this block's answer; the others have their own
+            yield error_answer(exc)
+            return
+        with self._sends.turn(flow) if len(data) > _LARGE_BYTES else contextlib.nullcontext():
+            yield Answer(Kind.OK, body=data)
+        self._answered += 1
 
     def _drop_if_broken(self, ref: ObjectRef, number: int) -> None:
         """Forget a block that is broken here, too: what the reader met may have been repaired or moved since."""

@@ -127,15 +127,22 @@ class Turns:
             self._waiting[turn.kind].put(turn)
         self._begin()
 
+    def take(self, kind: Kind, flow: str, size_bytes: int) -> Turn | None:
+        """Return a turn that begins now; None if it has to wait."""
+        turn = Turn(kind, flow, size_bytes, _nothing)
+        with self._lock:
+            if self._anybody_waits() or not self._within_limits(turn):
+                return None
+            self._take(turn)
+        return turn
+
     def wait(self, kind: Kind, flow: str, size_bytes: int) -> Turn:
         """Wait for a turn, in this thread."""
+        turn = self.take(kind, flow, size_bytes)
+        if turn is not None:  # almost always
+            return turn
         come = threading.Event()
         turn = Turn(kind, flow, size_bytes, come.set)
-        with self._lock:
-            if not self._anybody_waits() and self._within_limits(turn):  # almost always
-                turn.begin = _nothing
-                self._take(turn)
-                return turn
         self.queue(turn)
         come.wait()
         return turn

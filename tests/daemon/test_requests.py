@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import shutil
+import threading
 
 import pytest
 
 from datacache import connect
 from datacache.core.errors import CatalogUnavailableError, DaemonRunningError, UsageError
+from datacache.core.ids import BLOCK_BYTES
+from datacache.daemon import fetcher as fetcher_module
+from datacache.daemon.fetcher import Fetcher
 from datacache.daemon.server import Daemon, hold_lock
+from datacache.daemon.turns import Sends
+from datacache.exchange.frames import Frame, Kind
+from datacache.exchange.wire import BlocksRequest, Mode
+from tests.daemon.test_fetcher import LARGE, Store, Tiers
 from tests.daemon.test_lookahead import wait_for
+from tests.daemon.test_turns import held_bytes
 from tests.promises import promise
 
 
@@ -63,3 +72,31 @@ def alive(pid):
     from pathlib import Path
 
     return Path(f"/proc/{pid}").exists() and Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+@promise("Bytes in the daemon are bounded from the fetch until they were stored and sent")
+def test_a_request_for_more_blocks_than_there_is_room_for_is_answered(monkeypatch):
+    monkeypatch.setattr(fetcher_module, "_READ_BYTES", 2 * BLOCK_BYTES)
+
+    class Reading(Daemon):
+        def __init__(self):
+            self._flow_of, self._sends, self._answered = str, Sends(), 0
+            self.fetcher = Fetcher(Tiers(), Tiers(), lambda _: Store(), 8)
+
+    daemon = Reading()
+    request = BlocksRequest([(LARGE, number) for number in range(8)], "d", "", Mode.READ)
+    came = []
+
+    def ask():
+        for _ in range(2):  # all blocks, and then the first alone: whoever asks may go away
+            for answer in daemon.answer(Frame(Kind.BLOCKS, 1, b"", memoryview(request.encode()))):
+                came.append(len(answer.body))
+                if len(came) == 9:
+                    break
+
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(60)
+    assert came == [BLOCK_BYTES] * 9
+    wait_for(lambda: not daemon.fetcher.under_way)
+    assert held_bytes(daemon.fetcher.turns) == 0
