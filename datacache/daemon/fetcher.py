@@ -93,7 +93,7 @@ class _Flight:
         self.alone = False
         """True once another node waits for it: no other node may be asked then, which may wait for this one."""
         self.asks_node = False
-        """True once another node was asked."""
+        """True while an owner is asked, which may wait for this node."""
         self.turn: Turn | None = None
         """The turn that its bytes count in; None until it is its turn to be fetched."""
         self.holds = 1
@@ -333,12 +333,11 @@ class Fetcher:
                 return
             if self._whole is not None:
                 self._whole.expect_sound(ref)
-            start, begun = number * BLOCK_BYTES, time.monotonic()
-            self._getting[id] = begun
-            given = None
+            start = number * BLOCK_BYTES
+            self._getting[id] = time.monotonic()
             try:
-                if self._peers is not None:
-                    given = self._ask_nodes(self._peers, flight, wanted)
+                given = self._ask_nodes(self._peers, flight, wanted) if self._peers is not None else None
+                begun = time.monotonic()
                 with asked_at(asked):
                     data = given if given is not None else self._open_store(ref.store).read(ref, start, start + length)
             finally:
@@ -390,7 +389,9 @@ class Fetcher:
         before = peers.ranked_before_this(id, dataset)
         with self._lock:
             flight.asks_node = bool(before) and not flight.alone
-        found = peers.get(before, ref, number, dataset) if flight.asks_node else None
+            asks = flight.asks_node
+        found = peers.get(before, ref, number, dataset) if asks else None
+        flight.asks_node = False  # the store waits for no node
         return found if found is not None else peers.get_earlier(id, ref, number, dataset)
 
     def _landed_meanwhile(self, id: BlockId, looked: int | None, *, ahead: bool) -> Data | None:

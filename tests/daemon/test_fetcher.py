@@ -330,3 +330,55 @@ def test_what_lands_after_the_close_is_nothing_to_check_any_more():
     whole.close()
     whole.fetched(LARGE, 0, b"x")
     whole.landed(LARGE, 0)
+
+
+class Owner:
+    """The other nodes: one owner, which gives nothing."""
+
+    def __init__(self) -> None:
+        self.members = ["owner"]
+        self.asked = lambda: None
+
+    def ranked_before_this(self, id, dataset):
+        return self.members
+
+    def get(self, members, ref, number, dataset):
+        self.asked()
+
+    def get_earlier(self, id, ref, number, dataset):
+        return None
+
+    def keeps(self, dataset):
+        return True
+
+
+def test_a_node_that_asks_for_a_block_waits_for_the_store_with_this_one_and_for_no_other_node(store):
+    owner, answers = Owner(), []
+    fetcher = Fetcher(Tiers(), Tiers(), lambda _: store, 8, peers=owner)
+
+    def ask():
+        reading = fetcher.read_for_node(small(0), 0, "d")
+        answers.append(reading)
+        if reading is not None:
+            reading.data.add_done_callback(lambda _: reading.close())
+
+    owner.asked = store.wait = ask
+    assert read(fetcher, small(0), 0, "d").result(10) == b"x" * 10
+    busy, joined = answers
+    assert busy is None
+    assert joined.data.result(10) == b"x" * 10
+    assert store.reads == [0]
+    assert fetcher.stats.fetched == 1
+    until(lambda: held_bytes(fetcher.turns) == 0)
+
+
+def test_an_owner_fetches_once_what_its_reader_and_another_node_ask_for(store):
+    owner, joined = Owner(), []
+    owner.members = []
+    owner.asked = pytest.fail
+    fetcher = Fetcher(Tiers(), Tiers(), lambda _: store, 8, peers=owner)
+    store.wait = lambda: joined.append(fetcher.read_for_node(small(0), 0, "d"))
+    assert read(fetcher, small(0), 0, "d").result(10) == b"x" * 10
+    assert joined[0].data.result(10) == b"x" * 10
+    joined[0].close()
+    assert store.reads == [0]
