@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from datacache.api import create_snapshot
-from datacache.settings import Settings
+from datacache.settings import Settings, load_settings
 from dataset_cli.commands.k8s import _name_of
 from scripts import render_manifests as chart
 from tests.promises import promise
@@ -83,6 +83,7 @@ VALUES: dict[str, dict[str, Any]] = {
     "no credentials": {"stores": {"secret": ""}},
     "no classes": {"storageClasses": {"dataset": {"create": False}, "bucket": {"create": False}}},
     "no policies": {"networkPolicies": {"enabled": False}},
+    "a cluster": {"cluster": {"enabled": True, "mode": "team-a-*=partition,share", "zone": "hall-2", "port": 7171}},
     "digests": {
         "image": {"digest": f"sha256:{'0' * 64}"},
         "mongodb": {"image": f"mongo@sha256:{'0' * 64}"},
@@ -184,6 +185,9 @@ def test_kubernetes_schemas_accept_every_example(path: Path) -> None:
         {"provisioner": {"image": "registry.example/csi-provisioner"}},
         {"settings": {"DATACACHE_HOME": "/elsewhere"}},
         {"settings": {"AWS_SECRET_ACCESS_KEY": "secret"}},
+        {"settings": {"DATACACHE_CLUSTER_KEY": "anybody who lists releases reads it"}},
+        {"cluster": {"keySecret": ""}},
+        {"cluster": {"mode": "mirror"}},
         {"home": "relative"},
         {"nodes": {}},
     ],
@@ -196,6 +200,7 @@ def test_values_that_cannot_work_are_refused(wrong: dict[str, Any]) -> None:
 def test_values_of_an_older_chart_are_refused_with_the_way_out_and_documents_keep_clear_of_them() -> None:
     """`helm upgrade --reuse-values` gives a new chart the old one's defaults, and none of its own."""
     reused = chart.default_values()
+    del reused["cluster"]
     del reused["networkPolicies"], reused["metrics"]["address"], reused["mongodb"]["secret"], reused["image"]["digest"]
     jsonschema.validate(reused, values_schema())  # which Helm does first, and whose words name no way out
     with pytest.raises(SystemExit, match="--reset-then-reuse-values"):
@@ -403,6 +408,47 @@ def test_nobody_reaches_a_pod_over_the_network_but_monitoring_and_datacache_itse
     nightly = next(each for path in EXAMPLES for each in examples(path) if each["kind"] == "CronJob")
     labels = nightly["spec"]["jobTemplate"]["spec"]["template"]["metadata"]["labels"]
     assert labels == {"app.kubernetes.io/name": "datacache"}
+
+
+@promise("The port of a cluster is reached by its nodes and by nobody else")
+def test_nodes_of_a_cluster_reach_each_other_and_nobody_else_reaches_their_port() -> None:
+    mine = {"app.kubernetes.io/instance": "datacache", "app.kubernetes.io/component": "node"}
+    policies = {each["metadata"]["name"]: each["spec"] for each in kind("a cluster", "NetworkPolicy")}
+    assert policies["datacache-cluster"] == {
+        "podSelector": {"matchLabels": mine},
+        "policyTypes": ["Ingress"],
+        "ingress": [
+            {"from": [{"podSelector": {"matchLabels": mine}}], "ports": [{"protocol": "TCP", "port": 7171}]},
+        ],
+    }
+    [daemon_set] = kind("a cluster", "DaemonSet")
+    assert mine.items() <= daemon_set["spec"]["template"]["metadata"]["labels"].items()
+    assert "datacache-cluster" not in json.dumps(rendered("the defaults"))
+
+
+def test_the_daemon_alone_of_a_node_has_the_clusters_key_and_settings_that_it_understands(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    [daemon_set] = kind("a cluster", "DaemonSet")
+    spec = daemon_set["spec"]["template"]["spec"]
+    have = [c["name"] for c in spec["containers"] if "cluster-key" in {mount["name"] for mount in c["volumeMounts"]}]
+    assert have == ["daemon"]
+    [volume] = [each["secret"] for each in spec["volumes"] if each["name"] == "cluster-key"]
+    assert volume == {"secretName": "datacache-cluster", "defaultMode": 0o400, "items": [{"key": "key", "path": "key"}]}
+    daemon, mounts = node_container("a cluster", "daemon"), node_container("a cluster", "mounts")
+    [mounted] = [each["mountPath"] for each in daemon["volumeMounts"] if each["name"] == "cluster-key"]
+    added = daemon["env"][len(mounts["env"]) :]
+    assert daemon["env"][: len(mounts["env"])] == mounts["env"]
+    fields = {each["name"]: each["valueFrom"]["fieldRef"]["fieldPath"] for each in added if "valueFrom" in each}
+    assert fields == {"POD_IP": "status.podIP", "DATACACHE_NODE": "spec.nodeName"}
+    assert [each["name"] for each in added].index("POD_IP") < [each["name"] for each in added].index("DATACACHE_LISTEN")
+    for each in added:
+        monkeypatch.setenv(each["name"], each.get("value", "gpu-1").replace("$(POD_IP)", "10.0.0.7"))
+    monkeypatch.setenv("DATACACHE_HOME", str(tmp_path))
+    found = load_settings()
+    assert (found.cluster, found.node, found.zone, found.listen) == ("datacache", "gpu-1", "hall-2", "10.0.0.7:7171")
+    assert found.cluster_key_file == Path(mounted) / "key"
+    assert [found.mode_of(name) for name in ("team-a-faces", "mask")] == ["partition", "share"]
 
 
 @promise("MongoDB has a password or does not start")

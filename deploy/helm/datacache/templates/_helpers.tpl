@@ -33,6 +33,21 @@
             - {name: DATACACHE_DAEMON, value: external}
             - {name: DATACACHE_MOUNT_HOST, value: {{ printf "%q" (printf "%s/run/mounts.sock" .Values.home) }}}
 {{- end }}
+{{- define "datacache.cluster-environment" }}
+            {{- if and .Values.cluster .Values.cluster.enabled }}
+            - name: POD_IP
+              valueFrom: {fieldRef: {fieldPath: status.podIP}}
+            - name: DATACACHE_NODE
+              valueFrom: {fieldRef: {fieldPath: spec.nodeName}}
+            - {name: DATACACHE_LISTEN, value: "$(POD_IP):{{ .Values.cluster.port }}"}
+            - {name: DATACACHE_CLUSTER, value: {{ printf "%q" .Values.cluster.name }}}
+            - {name: DATACACHE_CLUSTER_KEY_FILE, value: /etc/datacache/cluster/key}
+            - {name: DATACACHE_CLUSTER_MODE, value: {{ printf "%q" .Values.cluster.mode }}}
+            {{- if .Values.cluster.zone }}
+            - {name: DATACACHE_ZONE, value: {{ printf "%q" .Values.cluster.zone }}}
+            {{- end }}
+            {{- end }}
+{{- end }}
 {{- define "datacache.stores" }}
           {{- if .Values.stores.secret }}
           envFrom:
