@@ -249,7 +249,7 @@ class Peers:
                 peer.not_before = time.monotonic() + pause_s(
                     peer.failures, first_s=_FIRST_PAUSE_S, longest_s=_LONGEST_PAUSE_S
                 )
-        for connection in idle if not late else []:
+        for connection in idle:  # a new connection shows soon whether the node answers at all
             connection.close()
         if first:
             log.warning("the node at %s is passed over: %s", peer.address, exc)

@@ -81,8 +81,8 @@ class FrameSocket:
     """A connection that carries frames."""
 
     def __init__(self, connection: socket.socket, *, look_every_s: float, receiving: Look, sending: Look) -> None:
-        """`receiving` is called each time that nothing has come for `look_every_s`, `sending` each time that nothing
-        was taken."""
+        """`receiving` is called each time that nothing, or only a part of what is left of a frame, has come for
+        `look_every_s`; `sending` each time that nothing was taken."""
         self.connection = connection
         self._left = memoryview(b"")  # what came behind the last frame
         connection.settimeout(None)
@@ -172,4 +172,6 @@ class FrameSocket:
                 continue
             if not got:
                 raise ConnectionResetError("the other side closed the connection")
+            if flags and got < len(buffers[0]):
+                self._receiving()  # a frame that comes byte by byte would never end
             return got

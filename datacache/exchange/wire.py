@@ -159,4 +159,7 @@ def decode_error(body: bytes | memoryview) -> DatacacheError:
         kind = DaemonError
     more = {name: fields[name] for name in _ATTRIBUTES if name in fields}
     message, hint = str(fields.get("message", "the daemon failed")), str(fields.get("hint", ""))
-    return kind(message, hint=hint, **more)
+    try:
+        return kind(message, hint=hint, **more)
+    except TypeError:  # of another version, whose class has other attributes
+        return DaemonError(message, hint=hint)
