@@ -132,7 +132,15 @@ class DaemonClient:
     ) -> list[memoryview | DatacacheError | None]:
         """As `blocks`, with the error of each that cannot be had in its place."""
         request = BlocksRequest(wanted, dataset, snapshot, Mode.BROKEN if broken else Mode.READ)
-        return self._ask(lambda of: list(of.blocks(request)), timeout_s=self._block_timeout_s, introduce=True)
+
+        def talk(of: _Connection) -> list[memoryview | DatacacheError | None]:
+            found = []
+            for block in of.blocks(request):
+                found.append(block)
+                of.give_up_at = time.monotonic() + self._block_timeout_s  # for each of them
+            return found
+
+        return self._ask(talk, timeout_s=self._block_timeout_s, introduce=True)
 
     def health(self) -> dict[str, Any]:
         """Return the daemon's process, settings and problems."""

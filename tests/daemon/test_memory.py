@@ -60,6 +60,22 @@ def test_readers_that_take_no_answer_hold_little_memory_and_nobody_else_up(setti
             connection.close()
 
 
+@promise("Bytes in the daemon are bounded from the fetch until they were stored and sent")
+def test_a_request_for_more_than_the_daemon_has_room_for_is_answered_bit_by_bit(settings, tmp_path):
+    settings = dataclasses.replace(settings, prefetch=False)
+    for number in range(40):  # 160 MiB; the room for reads is 64
+        with (tmp_path / f"{number}.bin").open("wb") as file:
+            file.truncate(BLOCK_BYTES)
+            file.write(bytes([number]))
+    create_snapshot("large", str(tmp_path), settings=settings)
+    client = connect(settings)
+    with open_snapshot("large", settings) as snapshot:
+        refs = [snapshot.manifest.object_ref(entry) for entry in snapshot.manifest.entries()]
+    found = client.blocks([(ref, 0) for ref in refs], "large", "")
+    assert [(data[0], len(data)) for data in found] == [(int(ref.key.split("/")[-1][:-4]), BLOCK_BYTES) for ref in refs]
+    client.stop()
+
+
 def ask(settings, ref: ObjectRef) -> socket.socket:
     """Ask for a block, and take no answer."""
     body = BlocksRequest([(ref, 0)], "greedy", "", Mode.READ).encode()
