@@ -124,7 +124,11 @@ def open_members(settings: Settings, holder: str) -> Members | None:
     node = settings.node or socket.gethostname()
     if settings.cluster_members:
         listed = [parse_node(text) for text in settings.cluster_members]
-        return StaticMembers(node, tuple(Member(n.id, n.address, n.weight, n.zone) for n in listed))
+        return StaticMembers(
+            node,
+            # This node knows itself by where it listens, which may be all its addresses.
+            tuple(Member(n.id, settings.listen if n.id == node else n.address, n.weight, n.zone) for n in listed),
+        )
     if settings.catalog.startswith("sqlite:"):
         raise SettingsError(
             "the members of a cluster are found through a catalog in MongoDB, and this node's is an SQLite file",

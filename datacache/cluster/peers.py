@@ -67,8 +67,9 @@ class _Peer:
     """One node as this one knows it."""
 
     address: str
-    idle: list[Connection] = field(default_factory=list)
+    idle: list[_PeerConnection] = field(default_factory=list)
     failures: int = 0
+    failed_at: float = 0.0
     not_before: float = 0.0
     problem: str = ""
     times_s: deque[float] = field(default_factory=lambda: deque(maxlen=_TIMES_KEPT))
@@ -77,7 +78,7 @@ class _Peer:
 
     def answered(self, took_s: float) -> None:
         """Note an answer."""
-        self.failures, self.problem = 0, ""
+        self.failures, self.not_before, self.problem = 0, 0.0, ""
         self.times_s.append(took_s)
         self.answers += 1
         if self.answers % 32 == 0:
@@ -213,19 +214,25 @@ class Peers:
             peer = self._peers.setdefault(member.address, _Peer(member.address))
             if begun < peer.not_before:
                 return None
-            connection = peer.idle.pop() if peer.idle else None
+            kept = connection = peer.idle.pop() if peer.idle else None
             give_up_at = begun + peer.limit_s
-        fresh = connection is None
-        try:
-            if connection is None:
-                connection = _PeerConnection(member, self.me)
-            connection.give_up_at = give_up_at  # type: ignore[attr-defined]
-            found = next(iter(list(connection.blocks(request))))
-        except (OSError, DatacacheError, ValueError) as exc:
-            if connection is not None:
-                connection.close()
-            self._failed(peer, exc, late=isinstance(exc, TimeoutError) and not fresh)
-            raise _SilentError from exc
+        while True:
+            try:
+                connection = connection or _PeerConnection(member, self.me)
+                connection.give_up_at = give_up_at
+                [found] = connection.blocks(request)
+                break
+            except BaseException as exc:
+                if connection is not None:
+                    connection.close()
+                if kept is not None and isinstance(exc, OSError) and not isinstance(exc, TimeoutError):
+                    kept = connection = None  # the node was restarted since, perhaps: a new connection tells
+                    self._hang_up(peer)
+                    continue
+                if not isinstance(exc, OSError | DatacacheError | ValueError):
+                    raise
+                self._failed(peer, exc, begun, late=connection is not None and isinstance(exc, TimeoutError))
+                raise _SilentError from exc
         with self._lock:
             if not isinstance(found, DatacacheError):
                 peer.answered(time.monotonic() - begun)
@@ -237,22 +244,34 @@ class Peers:
         # An error is the owner's with its own credentials: this node asks the store itself, and has its own.
         return found if isinstance(found, memoryview) else None
 
-    def _failed(self, peer: _Peer, exc: Exception, *, late: bool) -> None:
+    def _failed(self, peer: _Peer, exc: Exception, begun: float, *, late: bool) -> None:
+        """Note that a node did not answer; `late`: it is there, and took longer than it has."""
         with self._lock:
-            peer.failures += 1
-            idle, peer.idle = peer.idle, []
+            now = time.monotonic()
             first = not peer.problem
             peer.problem = str(exc)
+            if begun >= peer.failed_at:  # else it failed together with others
+                peer.failures += 1
+                if late:  # answers that come too late are in no p99: without this a slower store would stay too slow
+                    peer.limit_s = min(_MOST_S, 2 * peer.limit_s)
+            elif late:
+                peer.failures += 1
+            peer.failed_at = now
             if late and peer.failures < 3:
                 first = False  # one slow answer; the node may be as quick as ever
             else:
-                peer.not_before = time.monotonic() + pause_s(
-                    peer.failures, first_s=_FIRST_PAUSE_S, longest_s=_LONGEST_PAUSE_S
-                )
-        for connection in idle:  # a new connection shows soon whether the node answers at all
-            connection.close()
+                pause = pause_s(peer.failures, first_s=_FIRST_PAUSE_S, longest_s=_LONGEST_PAUSE_S)
+                peer.not_before = now + pause
+        self._hang_up(peer)  # a new connection shows soon whether the node answers at all
         if first:
             log.warning("the node at %s is passed over: %s", peer.address, exc)
+
+    def _hang_up(self, peer: _Peer) -> None:
+        """Close the connections to a node that wait for use."""
+        with self._lock:
+            idle, peer.idle = peer.idle, []
+        for connection in idle:
+            connection.close()
 
 
 class _SilentError(Exception):

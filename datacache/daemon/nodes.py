@@ -23,6 +23,16 @@ _MOST_REQUEST_BYTES = 2**20
 _MOST_UNDER_WAY = 64
 """Blocks that are got for other nodes at a time. Who asks for more is told to ask somebody else."""
 
+_OF_CONNECTIONS = (
+    (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+)
+"""Options of the listener that its connections inherit. A node that vanished without a word is noticed after a minute:
+its connections would keep a thread and a descriptor each for ever."""
+
 
 def serve_nodes(peers: Peers, fetcher: Fetcher) -> FrameServer:
     """Listen to other nodes and join the cluster. `CacheError` if the address cannot be listened at, `NodeTakenError`
@@ -32,6 +42,8 @@ def serve_nodes(peers: Peers, fetcher: Fetcher) -> FrameServer:
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.create_server((host, int(port)), family=family, backlog=512)
+        for level, option, value in _OF_CONNECTIONS:
+            listener.setsockopt(level, option, value)
     except OSError as exc:
         raise CacheError(
             f"the node cannot listen at {peers.address}: {exc.strerror or exc}",

@@ -197,9 +197,6 @@ class Daemon:
             for ref, number in request.blocks:
                 self._drop_if_broken(ref, number)
         self._consider(dataset, request.snapshot)
-        # One alone is got in this thread. Of several none is: it would wait for room that the others have, and those of
-        # other requests, which have it until their threads have sent them.
-        here = len(request.blocks) == 1
         left, begun, ahead_bytes = deque(request.blocks), deque[tuple[Reading, int]](), 0
         try:
             while left or begun:
@@ -209,7 +206,7 @@ class Daemon:
                     if begun and ahead_bytes + length > _WINDOW_BYTES:
                         break
                     left.popleft()
-                    begun.append((self.fetcher.read(ref, number, dataset, here=here), length))
+                    begun.append((self.fetcher.read(ref, number, dataset, here=not left), length))
                     ahead_bytes += length
                 yield from self._sent(begun[0][0], flow)
                 reading, length = begun.popleft()

@@ -135,7 +135,7 @@ class FrameSocket:
             return Frame(first.kind, first.number, bytes(start[HEADER.size :]), memoryview(body).toreadonly())
         if first.body_bytes > most_bytes:
             raise FrameError(f"a frame of {first.body_bytes:,} bytes is too long")
-        came = memoryview(start + body)[HEADER.size : got]
+        came = memoryview(start[HEADER.size : got] + body[: max(0, got - len(start))])
         head, body = bytearray(first.head_bytes), bytearray(first.body_bytes)
         for out in (head, body):
             count = min(len(out), len(came))

@@ -184,6 +184,21 @@ def test_a_client_looks_around_while_nothing_comes():
     theirs.close()
 
 
+def test_a_client_looks_around_while_a_byte_comes_now_and_then():
+    ours, theirs = socket.socketpair()
+    theirs.sendall(header(Kind.OK, 1, 0, 100_000))
+    looks = []
+
+    def look():
+        looks.append(theirs.send(b"x"))
+        if len(looks) == 3:
+            raise TimeoutError("enough")
+
+    with contextlib.closing(Connection(ours, look=look, look_every_s=0.01)) as client, pytest.raises(TimeoutError):
+        client.call("x", b"")
+    theirs.close()
+
+
 WRONG = [
     b"",
     b"{}",

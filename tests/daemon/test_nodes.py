@@ -1,0 +1,139 @@
+"""Nodes of a cluster that ask each other over real connections: restarts, slow answers, kept connections."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from datacache.cluster import peers as peers_module
+from datacache.cluster.members import Member, StaticMembers
+from datacache.cluster.peers import Peers, _Peer, open_peers
+from datacache.core.ids import ObjectRef, block_id, object_id
+from datacache.daemon.fetcher import Fetcher
+from datacache.daemon.nodes import serve_nodes
+from datacache.exchange.auth import Identity
+from datacache.exchange.server import FrameServer
+from datacache.settings import load_settings
+from tests.daemon.test_fetcher import Store, Tiers, small, until
+
+KEY = b"0123456789abcdef"
+
+
+def free_port() -> int:
+    with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as found:
+        return int(found.getsockname()[1])
+
+
+class Lab:
+    """Two nodes, of which `owner` answers and the other asks."""
+
+    def __init__(self) -> None:
+        self.members = (Member("asks", "127.0.0.1:1", 1e-9), Member("owner", f"127.0.0.1:{free_port()}", 1.0))
+        self.asks = self._peers("asks", 0)
+        address = self.members[1].address
+        self.asks._peers[address] = _Peer(address, limit_s=30.0)  # the machine may be busy
+        self.store = Store()
+        self.served: FrameServer | None = None
+        self.start()
+
+    def _peers(self, name: str, at: int) -> Peers:
+        me = Identity("lab", name, KEY)
+        return Peers(StaticMembers(name, self.members), me, self.members[at].address, "", lambda _: "share")
+
+    def start(self) -> None:
+        fetcher = Fetcher(Tiers(keep=False), Tiers(), lambda _: self.store, 8)
+        self.served = serve_nodes(self._peers("owner", 1), fetcher)
+
+    def stop(self) -> None:
+        if self.served is not None:
+            self.served.close()
+
+    def connections(self) -> list[socket.socket]:
+        assert self.served is not None
+        return [frames.connection for frames in self.served._connections]
+
+    def ask(self, number: int) -> memoryview | None:
+        ref: ObjectRef = small(number)
+        members = self.asks.ranked_before_this(block_id(object_id(ref), 0), "d")
+        assert [member.id for member in members] == ["owner"]
+        return self.asks.get(members, ref, 0, "d")
+
+    def ask_together(self, count: int) -> None:
+        threads = [threading.Thread(target=self.ask, args=(number,)) for number in range(count)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+
+@pytest.fixture
+def lab(monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
+    monkeypatch.setattr(peers_module, "_CONNECT_S", 30.0)
+    lab = Lab()
+    yield lab
+    lab.asks.close()
+    lab.stop()
+
+
+def test_a_node_that_was_restarted_gives_the_next_block(lab: Lab) -> None:
+    meet = threading.Barrier(4)
+    lab.store.wait = lambda: meet.wait(30) and None
+    lab.ask_together(4)
+    assert len(lab.connections()) == 4
+    lab.stop()
+    lab.start()
+    lab.store.wait = lambda: None
+    assert lab.ask(9) == b"x" * 10
+    assert lab.asks.stats.missed == 0
+    assert lab.asks.describe()["members"][1]["problem"] == ""
+
+
+def test_a_late_answer_gives_the_next_one_more_time_and_leaves_no_connection_open(lab: Lab) -> None:
+    go_on, meet = threading.Event(), threading.Barrier(4)
+    lab.store.wait = lambda: meet.wait(30) and None
+    lab.ask_together(4)
+    lab.store.wait = lambda: go_on.wait(30) and None
+    [peer] = lab.asks._peers.values()
+    peer.limit_s = 0.05
+    assert lab.ask(9) is None
+    assert (peer.limit_s, len(peer.idle)) == (0.1, 0)
+    go_on.set()
+    until(lambda: not lab.connections())
+    lab.store.wait = lambda: None
+    peer.limit_s = 30.0
+    assert lab.ask(10) == b"x" * 10
+    assert (peer.failures, peer.problem) == (0, "")
+
+
+def test_questions_that_fail_together_pass_a_node_over_as_one_does(lab: Lab) -> None:
+    lab.ask(0)
+    [peer] = lab.asks._peers.values()
+    begun = time.monotonic()
+    for _ in range(10):
+        lab.asks._failed(peer, ConnectionResetError("reset"), begun, late=False)
+    assert peer.failures == 1
+    lab.asks._failed(peer, ConnectionResetError("reset"), time.monotonic(), late=False)
+    assert peer.failures == 2
+
+
+def test_a_node_listens_for_nodes_that_vanished_without_a_word(lab: Lab) -> None:
+    lab.ask(0)
+    [connection] = lab.connections()
+    assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+    assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 30
+    assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+def test_a_listed_node_that_listens_at_all_its_addresses_owns_its_blocks_itself(home: Path) -> None:
+    listed = ("a=10.0.0.1:7070", "b=10.0.0.2:7070*1e-9")
+    options = {"cluster": "lab", "cluster_key": KEY.decode(), "cluster_members": listed, "node": "a"}
+    peers = open_peers(replace(load_settings(), listen="0.0.0.0:7070", **options), "holder")
+    assert peers is not None
+    assert peers.ranked_before_this(block_id(object_id(small(0)), 0), "d") == []
