@@ -19,6 +19,7 @@ BENCHMARKS = (
     "large_file",
     "warm",
     "misses",
+    "exchange",
     "eviction",
     "metadata",
     "convert",
