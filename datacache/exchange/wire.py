@@ -117,6 +117,7 @@ def expect_text(value: object) -> str:
     """Return a text of a request; `ValueError` if it is none, or too long."""
     if not isinstance(value, str) or len(value) > _MAX_TEXT or "\0" in value:
         raise ValueError(f"no text of up to {_MAX_TEXT:,} characters")
+    value.encode()  # the tiers write it down, as UTF-8; a `ValueError` in their thread would end it
     return value
 
 
@@ -136,6 +137,8 @@ def decode_ref(values: list[Any]) -> ObjectRef:
     kinds = [type(value) for value in ref]
     if kinds != [str, str, int, str, str, int]:
         raise ValueError("not an object reference")
+    for text in (ref.store, ref.key, ref.etag, ref.version):
+        text.encode("utf-8", "surrogateescape")  # its id is made of these bytes
     return ref
 
 
