@@ -132,7 +132,7 @@ def test_an_unreachable_place_for_new_images_is_named(faces: Path, dsctl: Dsctl,
         "convert", "faces", "--to", "yolo", "--as", "y", "--resize", "64x64", "--objects", f"file://{tmp_path}/file/x"
     )
     assert done.code == 1
-    assert f"{tmp_path}/file/x" in done.err
+    assert f"{tmp_path}/file is a file" in done.err
 
 
 def test_a_report_that_cannot_be_written_stops_before_anything_is_made(
