@@ -188,10 +188,12 @@ class Peers:
     def _first(self, members: list[Member], request: BlocksRequest) -> memoryview | None:
         """Return the block from the first of some nodes that gives it. Nodes that are busy, or have not got it, cost
         little; of those that do not answer a few are tried."""
-        silent = 0
+        silent, end = 0, time.monotonic() + 1.5 * _MOST_S
         for member in members:
             if member.address == self.address or silent == _TRIES:
                 continue
+            if time.monotonic() > end:  # one that is late and one that stands in for it; then the store
+                break
             try:
                 found = self._ask(member, request)
             except _SilentError:

@@ -13,6 +13,7 @@ from datacache.exchange.frames import Buffer, Frame, FrameError, FrameSocket, Ki
 from datacache.exchange.wire import SUM_BYTES, BlocksRequest, checksum_of, decode_error
 
 _MOST_ANSWER_BYTES = 256 * 2**20
+_MOST_ERROR_BYTES = 2**20
 
 
 class Connection:
@@ -57,7 +58,7 @@ class Connection:
     def _block(self, ref: ObjectRef, number: int, *, sum_bytes: int) -> memoryview | DatacacheError | None:
         length = block_length(ref.size_bytes, number)
         answer = self._expected(
-            self.frames.receive(most_bytes=_MOST_ANSWER_BYTES, head_bytes=sum_bytes, body_bytes=length)
+            self.frames.receive(most_bytes=max(length, _MOST_ERROR_BYTES), head_bytes=sum_bytes, body_bytes=length)
         )
         if answer.kind in (Kind.BUSY, Kind.ABSENT):
             return None

@@ -16,6 +16,7 @@ from typing import NamedTuple
 MAGIC = b"dX"
 VERSION = 1
 HEADER = struct.Struct("<2sBBIHxxI")
+_FIRST_BYTES = 2**20
 MOST_HEAD_BYTES = 2**16 - 1
 _TIMEVAL = struct.Struct("@ll")
 Buffer = bytes | bytearray | memoryview
@@ -136,19 +137,22 @@ class FrameSocket:
         if first.body_bytes > most_bytes:
             raise FrameError(f"a frame of {first.body_bytes:,} bytes is too long")
         came = memoryview(start[HEADER.size : got] + body[: max(0, got - len(start))])
-        head, body = bytearray(first.head_bytes), bytearray(first.body_bytes)
-        for out in (head, body):
-            count = min(len(out), len(came))
-            out[:count] = came[:count]
-            came = came[count:]
-            if not came:
-                self._rest(memoryview(out)[count:])
         self._left = came
-        return Frame(first.kind, first.number, bytes(head), memoryview(body).toreadonly())
+        head = self._grown(first.head_bytes)
+        return Frame(first.kind, first.number, bytes(head), memoryview(self._grown(first.body_bytes)).toreadonly())
 
     def close(self) -> None:
         """Hang up."""
         self.connection.close()
+
+    def _grown(self, size_bytes: int) -> bytearray:
+        """Receive so many bytes into a buffer that grows as they come: a header alone takes no memory."""
+        found = bytearray()
+        while len(found) < size_bytes:
+            more = bytearray(min(size_bytes - len(found), max(_FIRST_BYTES, len(found))))
+            self._rest(memoryview(more))
+            found += more
+        return found
 
     def _rest(self, out: memoryview) -> None:
         """Fill a buffer, in one call where the bytes come soon enough."""

@@ -79,8 +79,10 @@ class RowReader:
         found: dict[int, bytes | memoryview | DatacacheError] = dict(
             zip(together, self._blocks.read_whole([(refs[at], 0) for at in together]), strict=True)
         )
-        # An error is met once more where it is explained.
-        left = [at for at in range(len(rows)) if not isinstance(found.get(at), bytes | memoryview)]
+        for data in found.values():
+            if isinstance(data, ObjectNotFoundError | CorruptManifestError):
+                self._explain(data)
+        left = [at for at in range(len(rows)) if at not in found]
         found |= zip(left, gather(lambda at: self.read_row(rows[at], 0, refs[at].size_bytes), left), strict=True)
         return [found[at] for at in range(len(rows))]
 

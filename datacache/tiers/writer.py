@@ -246,7 +246,9 @@ class TierWriter:
             return tier.put(blocks, self._pins)
         except (lmdb.Error, OSError) as exc:
             log.warning("the cache index cannot be written: %s", exc)
-            return [False] * len(blocks)
+        except Exception:  # a defect; without this thread nothing would be stored any more, nor any status be told
+            log.exception("%d blocks are not kept", len(blocks))
+        return [False] * len(blocks)
 
     def _save_pins(self, pinned: dict[str, str]) -> None:
         write_pins(self._pins_file, pinned)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import socket
 import threading
+import tracemalloc
 
 import pytest
 
@@ -13,7 +15,7 @@ from datacache.core.errors import DaemonError, ObjectChangedError, UsageError
 from datacache.core.ids import BLOCK_BYTES, ObjectRef
 from datacache.exchange import server as server_module
 from datacache.exchange.client import Connection
-from datacache.exchange.frames import HEADER, MAGIC, VERSION, FrameError, Kind, header
+from datacache.exchange.frames import HEADER, MAGIC, VERSION, FrameError, FrameSocket, Kind, header
 from datacache.exchange.server import Answer, FrameServer, error_answer
 from datacache.exchange.wire import BlocksRequest, Mode
 from tests.promises import promise
@@ -149,6 +151,25 @@ def test_a_reader_that_does_not_take_its_answer_lets_go_of_it(impatient, raw, an
         raw.close()
     assert answers.ended.wait(60)
     assert caplog.records == []
+
+
+def test_a_header_alone_takes_no_memory_and_a_long_body_comes_whole():
+    ours, theirs = socket.socketpair()
+    frames = FrameSocket(ours, look_every_s=0.05, receiving=lambda: None, sending=lambda: None)
+    body = random.Random(1).randbytes(5 * 2**20 + 3)
+    sender = threading.Thread(target=theirs.sendall, args=(header(Kind.CALL, 1, 1, len(body)) + b"x" + body,))
+    sender.start()
+    assert frames.receive(most_bytes=2**31) == (Kind.CALL, 1, b"x", body)
+    sender.join()
+    theirs.sendall(header(Kind.CALL, 1, 0, 2**30))
+    theirs.close()
+    tracemalloc.start()
+    with pytest.raises(ConnectionResetError):
+        frames.receive(most_bytes=2**31)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    frames.close()
+    assert peak < 2**23
 
 
 def test_an_answer_to_another_request_is_noticed(tmp_path):

@@ -80,6 +80,16 @@ def test_a_failed_commit_leaves_nothing_that_later_blocks_are_put_into(on_ssd):
         assert all(read(on_ssd, block) == block.data for block in (more, large, rest))
 
 
+def test_a_block_that_cannot_be_put_for_a_defect_is_not_kept_and_the_next_one_is(on_ssd, caplog):
+    with open_tiers(on_ssd) as writer:
+        # Half a surrogate pair is no text that a region's header can hold.
+        assert put(writer, make_block(1, dataset="\ud800")) == [False]
+        assert "not kept" in caplog.text
+        good = make_block(2)
+        assert put(writer, good) == [True]
+    assert read(on_ssd, good) == good.data
+
+
 def test_index_entries_without_a_container_are_deleted_after_an_unclean_close(on_ssd):
     block = make_block(1)
     with open_tiers(on_ssd) as writer:
