@@ -132,7 +132,7 @@ def show_moves(nodes: list[int], blocks: int) -> None:
 
 
 class Timeline:
-    """What the leases say over time, and which nodes answer."""
+    """A cluster over time: its leases, and the nodes that answer."""
 
     def __init__(self, members: list[Member], stops: list[tuple[float, int, bool]]) -> None:
         """`stops` are times at which nodes are restarted, or die (True) and do not come back."""

@@ -121,7 +121,7 @@ class Home:
     ) -> None:
         self.path = path
         self.enter = enter
-        """What commands are run behind: it takes them to where the home is, such as a node."""
+        """The words before each command: they take it to where the home is, such as a node."""
         self.ram_dir = Path(tempfile.mkdtemp(prefix=leftovers.SHARED_MEMORY_PREFIX, dir=leftovers.SHARED_MEMORY))
         chosen = {"DATACACHE_HOME": path, "DATACACHE_RAM_DIR": self.ram_dir}
         chosen |= {f"DATACACHE_{name.upper()}": value for name, value in settings.items()}

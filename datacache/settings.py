@@ -129,7 +129,7 @@ class Settings:
     listen: str = ""
     """`HOST:PORT` where other nodes of the cluster reach this one."""
     cluster_key: str = field(default="", repr=False)
-    """What the nodes of a cluster know each other by. In no repr; see `cluster.members.read_cluster_key`."""
+    """The secret that all nodes of the cluster have. In no repr; see `cluster.members.read_cluster_key`."""
     cluster_key_file: Path | None = None
     """A file with that key, such as one of a Secret."""
     cluster_members: tuple[str, ...] = ()

@@ -61,7 +61,7 @@ def serve_nodes(peers: Peers, fetcher: Fetcher) -> FrameServer:
 
 
 class _Nodes:
-    """What other nodes get. Any thread."""
+    """Answers to other nodes. Any thread."""
 
     def __init__(self, fetcher: Fetcher) -> None:
         self._fetcher = fetcher

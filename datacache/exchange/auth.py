@@ -34,7 +34,7 @@ class PeerRefusedError(DaemonError):
 
 @dataclass(frozen=True)
 class Identity:
-    """What a node says of itself, and the key of its cluster."""
+    """A node as it introduces itself, and the key of its cluster."""
 
     cluster: str
     node: str

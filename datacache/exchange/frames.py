@@ -38,7 +38,7 @@ class Kind(IntEnum):
     BUSY = 18
     """Ask somebody else: too much is asked of this one."""
     ABSENT = 19
-    """It is not here."""
+    """Tell that the block is not here."""
 
 
 class FrameError(ConnectionError):

@@ -1,4 +1,4 @@
-"""Who is in a cluster: leases in a real MongoDB, by its clock; the list in the settings; what has to be set."""
+"""The members of a cluster: leases in a real MongoDB, by its clock; the list in the settings; what has to be set."""
 
 from __future__ import annotations
 
