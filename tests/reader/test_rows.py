@@ -57,6 +57,7 @@ def test_files_that_are_not_here_come_in_as_few_requests_as_there_can_be(reader,
     names, found = read(reader)
     assert [bytes(data) for data in found] == [FILES[name] for name in names]
     assert sorted(asked) == [1, 1, 5, MOST_BLOCKS, MOST_BLOCKS]  # the two blocks of the large one by themselves
+    connect().cache_status()  # is told once all that came is in the tiers
     names, found = read(reader)
     assert [bytes(data) for data in found] == [FILES[name] for name in names]
     assert len(asked) == 5
