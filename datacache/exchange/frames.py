@@ -17,7 +17,7 @@ MAGIC = b"dX"
 VERSION = 1
 HEADER = struct.Struct("<2sBBIHxxI")
 _FIRST_BYTES = 2**20
-MOST_HEAD_BYTES = 2**16 - 1
+"""The buffer that a body of unknown length begins with; it doubles as bytes come."""
 _TIMEVAL = struct.Struct("@ll")
 Buffer = bytes | bytearray | memoryview
 Look = Callable[[], object]
@@ -46,7 +46,7 @@ class FrameError(ConnectionError):
 
 
 class Frame(NamedTuple):
-    """One frame that came. A server's handler reads a long body itself, from the connection."""
+    """One frame that came, whole."""
 
     kind: int
     number: int

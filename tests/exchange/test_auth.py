@@ -1,4 +1,4 @@
-"""Who gets into a cluster's port: two nodes that have the key, and nobody who only hears, repeats or holds the line."""
+"""The door of a cluster: it lets in nodes that have the key, and nobody who only hears, repeats or holds the line."""
 
 from __future__ import annotations
 
