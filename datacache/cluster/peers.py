@@ -1,20 +1,17 @@
-"""Ask other nodes for blocks: the owner first, then who stands in for it, and nobody for long.
+"""Ask other nodes for blocks: the owner first, then who stands in for it, and nobody that shows no sign of life.
 
-A miss on a node goes to the block's owner, which gets it once, whoever asks. A node that is busy, away, or slower than
-about four times what its answers mostly take is passed over for the next in rank; in the end the caller asks the store.
-An owner that became one lately asks who may have the block from before. Any thread.
+A miss on a node goes to the block's owner, which gets it once, whoever asks. A node that is busy, away or late (`peer`)
+is passed over for the next in rank; in the end the caller asks the store. An owner that became one lately asks who may
+have the block from before. Any thread.
 """
 
 from __future__ import annotations
 
-import errno
-import logging
 import socket
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
@@ -27,27 +24,17 @@ from datacache.cluster.members import (
     open_members,
     read_cluster_key,
 )
+from datacache.cluster.peer import Came, Peer, Question, SilentError
 from datacache.cluster.placement import Placement
-from datacache.core.breaker import pause_s
-from datacache.core.errors import DatacacheError, UsageError
+from datacache.core.errors import StoreError, UsageError
 from datacache.core.ids import BlockId, ObjectRef
-from datacache.exchange.auth import Identity, introduce
-from datacache.exchange.client import Connection
-from datacache.exchange.wire import BlocksRequest, Mode
+from datacache.exchange.auth import Identity
+from datacache.exchange.wire import Mode
 from datacache.settings import Settings
 
-log = logging.getLogger(__name__)
 _RANK = 16
-_TRIES = 4
-"""Nodes that do not answer, for one block."""
-_CONNECT_S = 0.5
-_LOOK_EVERY_S = 0.02
-_LEAST_S, _MOST_S = 0.1, 1.0
-"""Bounds of the time that a node has for a block, until the next one is asked."""
-_TIMES_P99 = 4.0
-_TIMES_KEPT = 256
-_IDLE = 32
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 5.0
+_TRIES = 2
+"""Nodes that turn out not to answer, for one block. Each costs a second at most; then the store is asked."""
 _LATELY_S = 600.0
 """So long after a change of the members, an owner asks who owned the block before."""
 
@@ -59,41 +46,29 @@ class PeerStats:
     blocks: int = 0
     bytes: int = 0
     missed: int = 0
-    """Questions that brought no block: busy, away, late, or not there."""
-
-
-@dataclass
-class _Peer:
-    """One node as this one knows it."""
-
-    address: str
-    idle: list[_PeerConnection] = field(default_factory=list)
-    failures: int = 0
-    failed_at: float = 0.0
-    not_before: float = 0.0
-    problem: str = ""
-    times_s: deque[float] = field(default_factory=lambda: deque(maxlen=_TIMES_KEPT))
-    limit_s: float = _MOST_S
-    answers: int = 0
-
-    def answered(self, took_s: float) -> None:
-        """Note an answer."""
-        self.failures, self.not_before, self.problem = 0, 0.0, ""
-        self.times_s.append(took_s)
-        self.answers += 1
-        if self.answers % 32 == 0:
-            slowest = sorted(self.times_s)[int(0.99 * (len(self.times_s) - 1))]
-            self.limit_s = min(_MOST_S, max(_LEAST_S, _TIMES_P99 * slowest))
+    """Questions to owners, and to those that stand in for them, that brought no block: busy, away, late, or an
+    error."""
 
 
 class Peers:
     """The other nodes of the cluster. Any thread."""
 
-    def __init__(self, members: Members, me: Identity, address: str, zone: str, mode_of: Callable[[str], str]) -> None:
-        """`address` is this node's own; `mode_of` gives the mode of a data set."""
+    def __init__(
+        self,
+        members: Members,
+        me: Identity,
+        address: str,
+        zone: str,
+        mode_of: Callable[[str], str],
+        *,
+        patience_s: float = 30.0,
+    ) -> None:
+        """`address` is this node's own; `mode_of` gives the mode of a data set; `patience_s` is how long a reader waits
+        for a store."""
         self.members, self.me, self.address, self._zone, self._mode_of = members, me, address, zone, mode_of
+        self._patience_s = patience_s
         self._lock = threading.Lock()  # guards all below
-        self._peers: dict[str, _Peer] = {}
+        self._peers: dict[str, Peer] = {}
         self._version, self._placement = -1, Placement(())
         self.stats = PeerStats()
 
@@ -105,13 +80,13 @@ class Peers:
 
     def get(self, members: list[Member], ref: ObjectRef, number: int, dataset: str) -> memoryview | None:
         """Return a block that one of some nodes has, or gets from the store; None if none of them gives it."""
-        return self._first(members, BlocksRequest([(ref, number)], dataset, "", Mode.OWNER))
+        return self._first(members, ref, number, dataset, Mode.OWNER)
 
     def get_earlier(self, id: BlockId, ref: ObjectRef, number: int, dataset: str) -> memoryview | None:
         """Return a block that a node has which owned it lately; None if there is none."""
         if self._mode_of(dataset) == "off" or time.monotonic() - self.members.view.changed_at > _LATELY_S:
             return None
-        return self._first(self._placed().before(id), BlocksRequest([(ref, number)], dataset, "", Mode.HAVE))
+        return self._first(self._placed().before(id), ref, number, dataset, Mode.HAVE)
 
     def keeps(self, dataset: str) -> bool:
         """Tell whether this node keeps on its disk what it got from another one."""
@@ -166,10 +141,10 @@ class Peers:
         """Hang up, and leave the cluster."""
         self.members.stop()
         with self._lock:
-            idle = [connection for peer in self._peers.values() for connection in peer.idle]
+            peers = list(self._peers.values())
             self._peers.clear()
-        for connection in idle:
-            connection.close()
+        for peer in peers:
+            peer.close()
 
     def _placed(self) -> Placement:
         view = self.members.view
@@ -181,103 +156,40 @@ class Peers:
             else:
                 gone = []
             placement = self._placement
-        for connection in [connection for peer in gone for connection in peer.idle]:
-            connection.close()
+        for peer in gone:
+            peer.close()
         return placement
 
-    def _first(self, members: list[Member], request: BlocksRequest) -> memoryview | None:
+    def _first(self, members: list[Member], ref: ObjectRef, number: int, dataset: str, mode: Mode) -> memoryview | None:
         """Return the block from the first of some nodes that gives it. Nodes that are busy, or have not got it, cost
-        little; of those that do not answer a few are tried."""
-        silent, end = 0, time.monotonic() + 1.5 * _MOST_S
+        little; of those that turn out not to answer a few are tried."""
+        silent = 0
         for member in members:
-            if member.address == self.address or silent == _TRIES:
+            if member.address == self.address:
                 continue
-            if time.monotonic() > end:  # one that is late and one that stands in for it; then the store
-                break
             try:
-                found = self._ask(member, request)
-            except _SilentError:
-                found, silent = None, silent + 1
+                came: Came | SilentError = self._peer(member).ask(Question(ref, number, dataset, mode))
+            except SilentError as exc:
+                came, silent = exc, silent + 1
             with self._lock:
-                if found is None:
-                    self.stats.missed += 1
-                else:
+                if isinstance(came, memoryview):
                     self.stats.blocks += 1
-                    self.stats.bytes += len(found)
-            if found is not None:
-                return found
+                    self.stats.bytes += len(came)
+                elif mode is Mode.OWNER:
+                    self.stats.missed += 1
+            if isinstance(came, memoryview):
+                return came
+            # The store's refusal is for the owner's credentials, and this node has its own; so it asks the store.
+            if isinstance(came, StoreError) or silent == _TRIES:
+                break
         return None
 
-    def _ask(self, member: Member, request: BlocksRequest) -> memoryview | None:
-        """Return the block, or None if the node answers that it gives none now, or is known not to answer. Raises
-        `_SilentError`."""
-        begun = time.monotonic()
+    def _peer(self, member: Member) -> Peer:
         with self._lock:
-            peer = self._peers.setdefault(member.address, _Peer(member.address))
-            if begun < peer.not_before:
-                return None
-            kept = connection = peer.idle.pop() if peer.idle else None
-            give_up_at = begun + peer.limit_s
-        while True:
-            try:
-                connection = connection or _PeerConnection(member, self.me)
-                connection.give_up_at = give_up_at
-                [found] = connection.blocks(request)
-                break
-            except BaseException as exc:
-                if connection is not None:
-                    connection.close()
-                if kept is not None and isinstance(exc, OSError) and not isinstance(exc, TimeoutError):
-                    kept = connection = None  # the node was restarted since, perhaps: a new connection tells
-                    self._hang_up(peer)
-                    continue
-                if not isinstance(exc, OSError | DatacacheError | ValueError):
-                    raise
-                self._failed(peer, exc, begun, late=connection is not None and isinstance(exc, TimeoutError))
-                raise _SilentError from exc
-        with self._lock:
-            if not isinstance(found, DatacacheError):
-                peer.answered(time.monotonic() - begun)
-            keep = len(peer.idle) < _IDLE and self._peers.get(member.address) is peer
-            if keep:
-                peer.idle.append(connection)
-        if not keep:
-            connection.close()
-        # An error is the owner's with its own credentials: this node asks the store itself, and has its own.
-        return found if isinstance(found, memoryview) else None
-
-    def _failed(self, peer: _Peer, exc: Exception, begun: float, *, late: bool) -> None:
-        """Note that a node did not answer; `late`: it is there, and took longer than it has."""
-        with self._lock:
-            now = time.monotonic()
-            first = not peer.problem
-            peer.problem = str(exc)
-            if begun >= peer.failed_at:  # else it failed together with others
-                peer.failures += 1
-                if late:  # answers that come too late are in no p99: without this a slower store would stay too slow
-                    peer.limit_s = min(_MOST_S, 2 * peer.limit_s)
-            elif late:
-                peer.failures += 1
-            peer.failed_at = now
-            if late and peer.failures < 3:
-                first = False  # one slow answer; the node may be as quick as ever
-            else:
-                pause = pause_s(peer.failures, first_s=_FIRST_PAUSE_S, longest_s=_LONGEST_PAUSE_S)
-                peer.not_before = now + pause
-        self._hang_up(peer)  # a new connection shows soon whether the node answers at all
-        if first:
-            log.warning("the node at %s is passed over: %s", peer.address, exc)
-
-    def _hang_up(self, peer: _Peer) -> None:
-        """Close the connections to a node that wait for use."""
-        with self._lock:
-            idle, peer.idle = peer.idle, []
-        for connection in idle:
-            connection.close()
-
-
-class _SilentError(Exception):
-    """A node does not answer, or not as it should."""
+            peer = self._peers.get(member.address)
+            if peer is None:
+                peer = self._peers[member.address] = Peer(member, self.me, self._patience_s)
+            return peer
 
 
 def open_peers(settings: Settings, holder: str) -> Peers | None:
@@ -287,24 +199,4 @@ def open_peers(settings: Settings, holder: str) -> Peers | None:
     if members is None:
         return None
     me = Identity(settings.cluster, settings.node or socket.gethostname(), read_cluster_key(settings))
-    return Peers(members, me, settings.listen, settings.zone, settings.mode_of)
-
-
-class _PeerConnection(Connection):
-    """An authenticated connection to a node, with an end of all waiting."""
-
-    def __init__(self, member: Member, me: Identity) -> None:
-        self.give_up_at = time.monotonic() + _CONNECT_S
-        host, _, port = member.address.rpartition(":")
-        plain = socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S)
-        try:
-            plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            super().__init__(plain, look=self._look, look_every_s=_LOOK_EVERY_S)
-            introduce(self.frames, me, member.id)
-        except BaseException:
-            plain.close()
-            raise
-
-    def _look(self) -> None:
-        if time.monotonic() > self.give_up_at:
-            raise TimeoutError(errno.ETIMEDOUT, "the node did not answer in time")
+    return Peers(members, me, settings.listen, settings.zone, settings.mode_of, patience_s=settings.store_timeout_s)

@@ -4,7 +4,7 @@ One `Breaker` stands for one peer (a bucket at its endpoint, a database) and is 
 remembers the failures since the last answer, nothing else, and forgets them all at the first answer:
 
 - *No or few failures*: calls go through; who fails waits and tries again by itself.
-- *Doubt*, from `DOUBT` failures in a row on: one call at a time is let through as the probe, after growing pauses. The
+- *Doubt*, from some failures in a row on: one call at a time is let through as the probe, after growing pauses. The
   others wait for it, each until its own deadline, and go when it was answered.
 - *Silence*, once the failures go on for as long as a call's whole patience: who comes now is not made to wait that long
   again. Its call fails as soon as a probe failed that began after it came, or after `LATE_S`. So a peer that is back is
@@ -30,8 +30,9 @@ DOUBT = 3
 _SILENT_AFTER = 0.9
 """Of the patience: those who were the first to wait give up a little later, and who comes then is late already."""
 LATE_S = 3.0
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 1.0
-"""Between probes. The longest is shorter than `LATE_S`: who comes late sees a probe begin."""
+PAUSES_S = (0.1, 1.0)
+"""The first and the longest pause between probes. This one is shorter than `LATE_S`: who comes late sees a probe
+begin."""
 
 
 class Breaker(Generic[E]):
@@ -41,10 +42,20 @@ class Breaker(Generic[E]):
         self,
         patience_s: float,
         *,
+        doubt: int = DOUBT,
+        pauses_s: tuple[float, float] = PAUSES_S,
         clock: Callable[[], float] = time.monotonic,
         jitter: Callable[[], float] = random.random,
     ) -> None:
-        self._patience_s, self._clock, self._jitter = patience_s, clock, jitter
+        """`doubt`: the failures from which on one call at a time is let through, after `pauses_s`, the first and the
+        longest."""
+        self._patience_s, self._doubt, self._pauses_s, self._clock, self._jitter = (
+            patience_s,
+            doubt,
+            pauses_s,
+            clock,
+            jitter,
+        )
         self._changed = threading.Condition()  # guards all below
         self._failures = 0
         self._first_at = 0.0
@@ -83,7 +94,7 @@ class Breaker(Generic[E]):
         with self._changed:
             if late:
                 give_up_at = min(give_up_at, self._clock() + LATE_S)
-            while self._failures >= DOUBT:
+            while self._failures >= self._doubt:
                 now = self._clock()
                 if late and self._failed_began > came:
                     return self._error
@@ -118,15 +129,16 @@ class Breaker(Generic[E]):
                 self._failed_began = self._probe_began
                 self._pause_locked()
                 self._changed.notify_all()
-            elif self._failures == DOUBT:
+            elif self._failures == self._doubt:
                 self._pause_locked()
-            return self._failures >= DOUBT
+            return self._failures >= self._doubt
 
     def _silent_locked(self) -> bool:
-        return self._failures >= DOUBT and self._clock() - self._first_at > _SILENT_AFTER * self._patience_s
+        return self._failures >= self._doubt and self._clock() - self._first_at > _SILENT_AFTER * self._patience_s
 
     def _pause_locked(self) -> None:
-        longest = pause_s(self._failures - DOUBT + 1, first_s=_FIRST_PAUSE_S, longest_s=_LONGEST_PAUSE_S)
+        first_s, longest_s = self._pauses_s
+        longest = pause_s(self._failures - self._doubt + 1, first_s=first_s, longest_s=longest_s)
         self._probe_at = self._clock() + longest * (0.5 + self._jitter() / 2)
 
 

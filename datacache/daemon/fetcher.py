@@ -146,7 +146,7 @@ class Fetcher:
         self._refused = False
         """True if the tiers did not keep the block that landed last."""
         self.turns = Turns(concurrency, ahead=_READ_AHEAD_BLOCKS, read_bytes=_READ_BYTES, fill_bytes=_FILL_BYTES)
-        most = concurrency + _READ_AHEAD_BLOCKS + EXTRA_TURNS
+        most = 2 * concurrency + _READ_AHEAD_BLOCKS + EXTRA_TURNS  # reads, and those for other nodes
         self._readers = ThreadPoolExecutor(most, thread_name_prefix="read")
         self._closing = False
         self._getting: dict[BlockId, float] = {}
@@ -165,18 +165,20 @@ class Fetcher:
         return False
 
     def read_for_node(self, ref: ObjectRef, number: int, dataset: str) -> Reading | None:
-        """As `read`, for another node; None if this one waits for another node itself."""
+        """As `read`, for another node: no third one that owns the block is asked. None if this one waits for another
+        node itself."""
         id = block_id(object_id(ref), number)
         with self._lock:
             flight = self._flights.get(id)
             if flight is not None and flight.asks_node:
                 return None
-        return self.read(ref, number, dataset, here=True, alone=True)
+        return self.read(ref, number, dataset, kind=Kind.NODE)
 
-    def read(self, ref: ObjectRef, number: int, dataset: str, *, here: bool = False, alone: bool = False) -> Reading:
+    def read(self, ref: ObjectRef, number: int, dataset: str, *, here: bool = False, kind: Kind = Kind.READ) -> Reading:
         """Return a block for a reader that waits. Its future may have the store's errors. `here`: if it has to be got,
         and can be at once, do that in this thread; this never waits for a turn, as the caller may hold the bytes that
-        others wait for. `alone`: ask no other node that owns it."""
+        others wait for. `kind` is that of its turn."""
+        alone = kind is Kind.NODE
         asked = time.monotonic()
 
         def waited(_: object) -> None:
@@ -205,11 +207,11 @@ class Fetcher:
         wanted = _Wanted(id, ref, number, dataset, False, asked)
         turn = None
         if here and flight.turn is None:
-            turn = self.turns.take(Kind.READ, self._flow_of(dataset), block_length(ref.size_bytes, number))
+            turn = self.turns.take(kind, self._flow_of(dataset), block_length(ref.size_bytes, number))
         if turn is not None:
             self._get(flight, wanted, turn)
         else:
-            self._queue(Kind.READ, flight, wanted)
+            self._queue(kind, flight, wanted)
         return Reading(flight.data, lambda: self._release_flight(flight))
 
     def fill(

@@ -8,20 +8,24 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Generator
+from collections import deque
+from collections.abc import Generator, Iterator
+from itertools import groupby
 
 from datacache.cluster.peers import Peers
 from datacache.core.errors import CacheError, UsageError
 from datacache.core.ids import ObjectRef, block_id, object_id
-from datacache.daemon.fetcher import Fetcher
+from datacache.daemon.fetcher import Fetcher, Reading
 from datacache.exchange.auth import welcome
 from datacache.exchange.frames import Frame, Kind
 from datacache.exchange.server import Answer, FrameServer, error_answer
 from datacache.exchange.wire import BlocksRequest, Mode, checksum_of
 
 _MOST_REQUEST_BYTES = 2**20
-_MOST_UNDER_WAY = 64
-"""Blocks that are got for other nodes at a time. Who asks for more is told to ask somebody else."""
+_MOST_UNDER_WAY = 512
+"""Blocks that other nodes wait for at a time. Who asks for more is told to ask somebody else."""
+_SIGN_EVERY_S = 0.25
+"""How often a node that waits for a block hears that it is being got: four times before it gives this one up."""
 
 _OF_CONNECTIONS = (
     (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
@@ -74,34 +78,58 @@ class _Nodes:
         request = BlocksRequest.decode(frame.body)
         if not request.mode.of_a_peer:
             raise UsageError("bad request: another node may not ask as a reader")
-        for ref, number in request.blocks:
-            yield from self._block(ref, number, request)
+        begun = deque[Reading]()
+        try:
+            came = [self._begin(ref, number, request, begun) for ref, number in request.blocks]
+            for kind, alike in groupby(came, _kind):
+                if kind is Kind.OK:
+                    yield from (
+                        Answer(Kind.OK, checksum_of(here), here) for here in alike if not isinstance(here, Kind)
+                    )
+                else:
+                    yield Answer(kind, (len(list(alike)) - 1).to_bytes(2, "big"))  # and so many more
+            while begun:
+                yield from _got(begun[0])
+                self._end(begun.popleft())
+        finally:
+            for reading in begun:
+                self._end(reading)
 
-    def _block(self, ref: ObjectRef, number: int, request: BlocksRequest) -> Generator[Answer, None, None]:
+    def _begin(self, ref: ObjectRef, number: int, request: BlocksRequest, begun: deque[Reading]) -> memoryview | Kind:
+        """Return a block that is here, else the answer until it is: `begun` has it then, if it is being got."""
         here = self._fetcher.local.view(block_id(object_id(ref), number), 0, None)
         if here is not None:
-            yield Answer(Kind.OK, checksum_of(here), here)
-        elif request.mode is Mode.HAVE:
-            yield Answer(Kind.ABSENT)
-        elif not self._room.acquire(blocking=False):
-            yield Answer(Kind.BUSY)
-        else:
-            try:
-                yield from self._got(ref, number, request.dataset)
-            finally:
-                self._room.release()
-
-    def _got(self, ref: ObjectRef, number: int, dataset: str) -> Generator[Answer, None, None]:
-        reading = self._fetcher.read_for_node(ref, number, dataset)
+            return here
+        if request.mode is Mode.HAVE:
+            return Kind.ABSENT
+        if not self._room.acquire(blocking=False):
+            return Kind.BUSY
+        reading = self._fetcher.read_for_node(ref, number, request.dataset)
         if reading is None:
-            yield Answer(Kind.BUSY)
-            return
+            self._room.release()
+            return Kind.BUSY
+        begun.append(reading)
+        return Kind.WAIT
+
+    def _end(self, reading: Reading) -> None:
+        reading.close()
+        self._room.release()
+
+
+def _kind(found: memoryview | Kind) -> Kind:
+    return found if isinstance(found, Kind) else Kind.OK
+
+
+def _got(reading: Reading) -> Iterator[Answer]:
+    """Yield signs of life until a block has come, then the block or the error."""
+    while True:
         try:
-            try:
-                data = reading.data.result()
-            except Exception as exc:  # noqa: BLE001 - this block's answer
+            data = reading.data.result(_SIGN_EVERY_S)
+        except Exception as exc:  # noqa: BLE001 - this block's answer
+            if reading.data.done():
                 yield error_answer(exc)
-            else:
-                yield Answer(Kind.OK, checksum_of(data), data)
-        finally:
-            reading.close()
+                return
+            yield Answer(Kind.WAIT)
+        else:
+            yield Answer(Kind.OK, checksum_of(data), data)
+            return

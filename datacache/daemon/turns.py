@@ -5,8 +5,9 @@ the data set belongs to), and each data set in turn gets as many bytes (deficit 
 "Efficient Fair Queuing using Deficit Round Robin", SIGCOMM 1995). So a data set with one reader waits for one block of
 one with two hundred, not for two hundred.
 
-- *Reads* with a waiting reader go first. Reads *ahead* begin when no read waits, and *fills* (warm-ups, published
-orders) have bytes of their own; while reads wait, few of them begin.
+- *Reads* with a waiting reader go first, those for readers of other nodes in room of their own. Reads *ahead* begin
+when no read waits, and *fills* (warm-ups, published orders) have bytes of their own; while reads wait, few of them
+begin.
 
 - *Room*: a turn has its bytes from its beginning until nobody needs them, which is after they were stored and sent.
 Without room nothing is fetched, so a slow disk or slow readers hold back gets and take no memory.
@@ -41,9 +42,15 @@ _FILLS_BEHIND_READS = 8
 class Kind(Enum):
     """The purpose of a turn."""
 
-    READ = 0
-    AHEAD = 1
-    FILL = 2
+    NODE = 0
+    """Another node waits for it. It asks no other node, and the room is its own: two nodes that ask each other would
+    else wait for each other's room."""
+    READ = 1
+    AHEAD = 2
+    FILL = 3
+
+
+_HAS_RESERVE = (Kind.NODE, Kind.READ)
 
 
 @dataclass(eq=False)
@@ -113,11 +120,11 @@ class Turns:
 
     def __init__(self, fetching: int, *, ahead: int, read_bytes: int, fill_bytes: int) -> None:
         self._lock = threading.Lock()  # guards all below
-        self._most = {Kind.READ: fetching, Kind.AHEAD: ahead, Kind.FILL: fetching}
-        self._limit_bytes = {Kind.READ: read_bytes, Kind.AHEAD: read_bytes, Kind.FILL: fill_bytes}
+        self._most = {Kind.NODE: fetching, Kind.READ: fetching, Kind.AHEAD: ahead, Kind.FILL: fetching}
+        self._limit_bytes = dict.fromkeys(Kind, read_bytes) | {Kind.FILL: fill_bytes}
         self._waiting = {kind: FairQueue() for kind in Kind}
         self._all = {kind: _Use() for kind in Kind}
-        self._by_flow: dict[tuple[bool, str], _Use] = {}
+        self._by_flow: dict[tuple[Kind, str], _Use] = {}
         self._beyond: set[int] = set()  # ids of turns that began in the reserve
         self._open = False
 
@@ -164,7 +171,7 @@ class Turns:
             if not fetching:
                 self._beyond.discard(id(turn))
             if not use.fetching and not use.held_bytes:
-                del self._by_flow[turn.kind is Kind.FILL, turn.flow]
+                del self._by_flow[_room_of(turn), turn.flow]
             waits = self._anybody_waits()
         if waits:
             self._begin()
@@ -205,9 +212,9 @@ class Turns:
     def _fits(self, turn: Turn) -> bool:
         if self._open or self._within_limits(turn):
             return True
-        if turn.kind is not Kind.READ or len(self._beyond) >= EXTRA_TURNS:
+        if turn.kind not in _HAS_RESERVE or len(self._beyond) >= EXTRA_TURNS:
             return False
-        use, everybody = self._use(turn), self._all[Kind.READ]
+        use, everybody = self._use(turn), self._all[turn.kind]
         little = use.fetching < _LITTLE and use.held_bytes + turn.size_bytes <= _LITTLE * QUANTUM_BYTES
         return little and (use.fetching < everybody.fetching or use.held_bytes < everybody.held_bytes)
 
@@ -219,12 +226,17 @@ class Turns:
             most = max(1, most // _FILLS_BEHIND_READS)
         use = self._all[turn.kind]
         held = use.held_bytes
-        if turn.kind is not Kind.FILL:  # what is read ahead takes of the same bytes
+        if _room_of(turn) is Kind.READ:  # what is read ahead takes of the same bytes
             held = self._all[Kind.READ].held_bytes + self._all[Kind.AHEAD].held_bytes
         return use.fetching < most and (not held or held + turn.size_bytes <= self._limit_bytes[turn.kind])
 
     def _use(self, turn: Turn) -> _Use:
-        return self._by_flow.setdefault((turn.kind is Kind.FILL, turn.flow), _Use())
+        return self._by_flow.setdefault((_room_of(turn), turn.flow), _Use())
+
+
+def _room_of(turn: Turn) -> Kind:
+    """Return the kind of turns that this one shares its bytes with."""
+    return Kind.READ if turn.kind is Kind.AHEAD else turn.kind
 
 
 def _nothing() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import socket
 from collections.abc import Iterable, Iterator
@@ -53,15 +54,38 @@ class Connection:
         self._number += 1
         self.frames.send(Kind.BLOCKS, self._number, body=request.encode())
         for ref, number in request.blocks:
-            yield self._block(ref, number, sum_bytes=SUM_BYTES if request.mode.of_a_peer else 0)
+            came = self._block(ref, number, sum_bytes=SUM_BYTES if request.mode.of_a_peer else 0)
+            yield None if isinstance(came, Frame) else came
 
-    def _block(self, ref: ObjectRef, number: int, *, sum_bytes: int) -> memoryview | DatacacheError | None:
+    def answers(self, request: BlocksRequest) -> Iterator[tuple[int, memoryview | DatacacheError | Kind]]:
+        """Yield the positions of a node's blocks and what came of each: first all in their order, with `Kind.WAIT` for
+        those that the node gets; then these. Between them it sends signs of life. See `blocks` for the end."""
+        self._number += 1
+        self.frames.send(Kind.BLOCKS, self._number, body=request.encode())
+        later, positions = [], iter(range(len(request.blocks)))
+        for at in positions:
+            came = self._block(*request.blocks[at], sum_bytes=SUM_BYTES)
+            if not isinstance(came, Frame):
+                yield at, came
+                continue
+            kind, more = Kind(came.kind), int.from_bytes(came.head, "big")
+            for each in (at, *itertools.islice(positions, more)):
+                later += [each] if kind == Kind.WAIT else []
+                yield each, kind
+        for at in later:
+            while isinstance(came := self._block(*request.blocks[at], sum_bytes=SUM_BYTES), Frame):
+                if came.kind != Kind.WAIT:
+                    raise FrameError(f"a block was announced, and answer {came.kind} came")
+            yield at, came
+
+    def _block(self, ref: ObjectRef, number: int, *, sum_bytes: int) -> memoryview | DatacacheError | Frame:
+        """Return a block, the error in its place, or the frame that tells why there is none now."""
         length = block_length(ref.size_bytes, number)
         answer = self._expected(
             self.frames.receive(most_bytes=max(length, _MOST_ERROR_BYTES), head_bytes=sum_bytes, body_bytes=length)
         )
-        if answer.kind in (Kind.BUSY, Kind.ABSENT):
-            return None
+        if answer.kind in (Kind.BUSY, Kind.ABSENT, Kind.WAIT):
+            return answer
         if answer.kind != Kind.OK:
             return decode_error(answer.body)
         if len(answer.body) != length or (sum_bytes and answer.head != checksum_of(answer.body)):

@@ -39,6 +39,8 @@ class Kind(IntEnum):
     """Ask somebody else: too much is asked of this one."""
     ABSENT = 19
     """Tell that the block is not here."""
+    WAIT = 21
+    """The block is being got, and comes behind those that are here; then sent now and then as a sign of life."""
 
 
 class FrameError(ConnectionError):

@@ -9,19 +9,19 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from datacache.cluster.members import Member
+from datacache.cluster.peer import MOST_S
 from datacache.cluster.placement import Placement
-from datacache.core.errors import StoreError
 from datacache.core.ids import BLOCK_BYTES, ObjectRef, block_count, block_id, object_id
 from datacache.daemon.client import DaemonClient
 from datacache.settings import load_settings
-from tests.conformance.faults import FaultProxy
+from tests.conformance.faults import Fault, FaultProxy
 from tests.netns import CLUSTER_PORT, Network, NodeHome, one_home_a_node
 from tests.promises import promise
 from tests.servers import Mongod, RcloneS3
@@ -83,7 +83,7 @@ class Cluster:
         """Read blocks on a node, and compare them."""
         for ref, number in data.blocks if blocks is None else blocks:
             if client.block(ref, number, data.name, "") != data.expected(ref, number):
-                pytest.fail(f"wrong bytes of {ref.key}, block {number}")  # no AssertionError: see `calmly`
+                pytest.fail(f"wrong bytes of {ref.key}, block {number}")
 
 
 @contextmanager
@@ -116,16 +116,6 @@ def at_once(*reads: Callable[[], object]) -> None:
             read.result()
 
 
-def calmly(attempt: Callable[[], object]) -> None:
-    """Try three times what holds while no node is slow: where the machine stalls, nodes give each other up, and a block
-    is got twice."""
-    for _ in range(2):
-        with suppress(AssertionError, StoreError):
-            attempt()
-            return
-    attempt()
-
-
 def shuffled(data: Data, seed: int) -> list[tuple[ObjectRef, int]]:
     return random.Random(seed).sample(data.blocks, len(data.blocks))
 
@@ -139,45 +129,56 @@ def until(true: Callable[[], bool]) -> None:
 
 @promise("A block is got from the store once, however many nodes of a cluster read it")
 def test_nodes_that_read_all_at_the_same_time_ask_the_store_once_for_each_block(cluster: Cluster) -> None:
-    def attempt() -> None:
-        data = cluster.data()
-        assert all(cluster.owned(data)), "each node owns something"
-        at_once(*(lambda c=c, n=n: cluster.read(c, data, shuffled(data, n)) for n, c in enumerate(cluster.clients * 2)))
-        assert data.gets() == len(data.blocks)
+    data = cluster.data()
+    assert all(cluster.owned(data)), "each node owns something"
+    at_once(*(lambda c=c, n=n: cluster.read(c, data, shuffled(data, n)) for n, c in enumerate(cluster.clients * 2)))
+    assert data.gets() == len(data.blocks)
 
-    calmly(attempt)
+
+@promise("An owner whose store is slow is waited for as long as it shows signs of life")
+def test_a_store_that_takes_seconds_is_asked_once_for_each_block(cluster: Cluster) -> None:
+    data, go_on = cluster.data(), threading.Event()
+    cluster.proxy.always(Fault(wait=go_on, only=lambda method, path: method == "GET"))
+
+    def hold() -> None:
+        until(lambda: sum(data.name in request for request in cluster.proxy.requests) >= 3)
+        threading.Event().wait(3 * MOST_S)  # longer than any node may be silent
+        go_on.set()
+
+    try:
+        at_once(
+            hold, *(lambda c=c, n=n: cluster.read(c, data, shuffled(data, n)) for n, c in enumerate(cluster.clients))
+        )
+    finally:
+        go_on.set()
+        cluster.proxy.heal()
+    assert data.gets() == len(data.blocks)
 
 
 @promise("What one node of a cluster has, no other one asks the store for")
 def test_blocks_that_a_node_lost_come_from_other_nodes(cluster: Cluster) -> None:
-    def attempt() -> None:
-        data = cluster.data()
-        for client in cluster.clients:
-            cluster.read(client, data)
-        assert data.gets() == len(data.blocks)
-        for client in cluster.clients:  # owners of what they lost, too
-            client.evict(data.name)
-            cluster.read(client, data)
-        assert data.gets() == len(data.blocks)
-
-    calmly(attempt)
+    data = cluster.data()
+    for client in cluster.clients:
+        cluster.read(client, data)
+    assert data.gets() == len(data.blocks)
+    for client in cluster.clients:  # owners of what they lost, too
+        client.evict(data.name)
+        cluster.read(client, data)
+    assert data.gets() == len(data.blocks)
 
 
 @promise("What one node of a cluster has, no other one asks the store for")
 def test_a_node_that_has_nothing_reads_all_while_the_store_is_away(cluster: Cluster) -> None:
-    def attempt() -> None:
-        data = cluster.data()
-        for client in cluster.clients:
-            cluster.read(client, data)
-        cluster.clients[2].evict(data.name)
-        cluster.proxy.refuse()
-        try:
-            cluster.read(cluster.clients[2], data)
-        finally:
-            cluster.proxy.accept()
-        assert data.gets() == len(data.blocks)
-
-    calmly(attempt)
+    data = cluster.data()
+    for client in cluster.clients:
+        cluster.read(client, data)
+    cluster.clients[2].evict(data.name)
+    cluster.proxy.refuse()
+    try:
+        cluster.read(cluster.clients[2], data)
+    finally:
+        cluster.proxy.accept()
+    assert data.gets() == len(data.blocks)
 
 
 def test_nodes_ask_nobody_for_a_data_set_whose_mode_is_off(cluster: Cluster) -> None:
@@ -190,16 +191,13 @@ def test_nodes_ask_nobody_for_a_data_set_whose_mode_is_off(cluster: Cluster) -> 
 
 @promise("With the mode `partition` a node keeps on its disk what it owns, and nothing else")
 def test_a_node_keeps_on_its_disk_what_it_owns_of_a_data_set_that_is_parted(cluster: Cluster) -> None:
-    def attempt() -> None:
-        data, before = cluster.data("parted-"), cluster.stored("ssd")
-        for client in cluster.clients:
-            cluster.read(client, data)
-        assert data.gets() == len(data.blocks)
-        grown = [now - was for now, was in zip(cluster.stored("ssd"), before, strict=True)]
-        assert grown == [len(blocks) for blocks in cluster.owned(data)]
-        assert sum(grown) == len(data.blocks)
-
-    calmly(attempt)
+    data, before = cluster.data("parted-"), cluster.stored("ssd")
+    for client in cluster.clients:
+        cluster.read(client, data)
+    assert data.gets() == len(data.blocks)
+    grown = [now - was for now, was in zip(cluster.stored("ssd"), before, strict=True)]
+    assert grown == [len(blocks) for blocks in cluster.owned(data)]
+    assert sum(grown) == len(data.blocks)
 
 
 def kill(home: NodeHome) -> None:
@@ -253,27 +251,24 @@ def test_an_epoch_goes_on_when_a_node_is(cluster: Cluster, fault: str) -> None:
 
 @promise("A node that drains owns nothing any more, and gives others what it has")
 def test_nodes_find_each_other_in_the_catalog_and_one_drains(tmp_path_factory: pytest.TempPathFactory) -> None:
-    def attempt() -> None:
-        with a_cluster(tmp_path_factory.mktemp("nodes"), catalog="mongodb") as cluster:
+    with a_cluster(tmp_path_factory.mktemp("nodes"), catalog="mongodb") as cluster:
 
-            def states() -> list[list[Any]]:
-                return [[each["state"] for each in client.cluster()["members"]] for client in cluster.clients]
+        def states() -> list[list[Any]]:
+            return [[each["state"] for each in client.cluster()["members"]] for client in cluster.clients]
 
-            until(lambda: states() == [["serving"] * 3] * 3)
-            data, first = cluster.data(), cluster.clients[0]
-            # Objects of one block, of which nothing is read ahead.
-            mine = [block for block in cluster.owned(data)[0] if block[0].size_bytes < BLOCK_BYTES]
-            cluster.read(first, data, mine)
-            assert data.gets() == len(mine) > 0
-            assert first.drain()["state"] == "draining"
-            until(lambda: states() == [["draining", "serving", "serving"]] * 3)
-            for client in cluster.clients[1:]:
-                cluster.read(client, data, mine)
-            assert data.gets() == len(mine)
-            before, again = cluster.stored("ssd"), cluster.data()
-            for client in cluster.clients[1:]:
-                cluster.read(client, again)
-            assert again.gets() == len(again.blocks)
-            assert cluster.stored("ssd")[0] == before[0]
-
-    calmly(attempt)
+        until(lambda: states() == [["serving"] * 3] * 3)
+        data, first = cluster.data(), cluster.clients[0]
+        # Objects of one block, of which nothing is read ahead.
+        mine = [block for block in cluster.owned(data)[0] if block[0].size_bytes < BLOCK_BYTES]
+        cluster.read(first, data, mine)
+        assert data.gets() == len(mine) > 0
+        assert first.drain()["state"] == "draining"
+        until(lambda: states() == [["draining", "serving", "serving"]] * 3)
+        for client in cluster.clients[1:]:
+            cluster.read(client, data, mine)
+        assert data.gets() == len(mine)
+        before, again = cluster.stored("ssd"), cluster.data()
+        for client in cluster.clients[1:]:
+            cluster.read(client, again)
+        assert again.gets() == len(again.blocks)
+        assert cluster.stored("ssd")[0] == before[0]

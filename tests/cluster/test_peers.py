@@ -8,19 +8,21 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
-from datacache.cluster import peers as peers_module
+from datacache.cluster import peer as peer_module
 from datacache.cluster.members import Member, StaticMembers
 from datacache.cluster.peers import Peers
-from datacache.core.errors import ObjectChangedError
+from datacache.core.errors import DaemonError, StoreUnavailableError
 from datacache.core.ids import ObjectRef
 from datacache.exchange.auth import Identity, welcome
 from datacache.exchange.frames import Frame, FrameSocket, Kind, header
 from datacache.exchange.server import FrameServer
 from datacache.exchange.wire import BlocksRequest, Mode, checksum_of, encode_error
+from tests.daemon.test_fetcher import until
 from tests.promises import promise
 
 KEY = b"0123456789abcdef"
@@ -55,10 +57,10 @@ class Nodes:
         self.members.append(Member(name, f"127.0.0.1:{listener.getsockname()[1]}", 1.0))
         return self.members[-1]
 
-    def peers(self) -> Peers:
+    def peers(self, *, patience_s: float = 30.0) -> Peers:
         """Return the nodes as `me` knows them."""
-        members = StaticMembers("me", tuple(self.members))
-        peers = Peers(members, Identity("lab", "me", KEY), self.members[0].address, "", lambda dataset: "share")
+        members, me = StaticMembers("me", tuple(self.members)), Identity("lab", "me", KEY)
+        peers = Peers(members, me, self.members[0].address, "", lambda dataset: "share", patience_s=patience_s)
         self._stack.callback(peers.close)
         return peers
 
@@ -117,14 +119,15 @@ def test_a_wrong_answer_is_never_taken_and_the_next_node_is_asked(nodes: Nodes, 
     shown = {each["node"]: each["problem"] for each in peers.describe()["members"]}
     assert shown["n1"]
     assert not shown["n2"]
+    assert get(peers, liar) is None  # once may be chance
     assert get(peers, liar) is None  # not asked again at once
-    assert len(asked) == 1
+    assert len(asked) == 2
 
 
 REFUSED = {
     "busy": answering(Kind.BUSY),
     "absent": answering(Kind.ABSENT),
-    "an error": answering(Kind.ERROR, body=encode_error(ObjectChangedError("changed", url="s3://b/k"))),
+    "an error": answering(Kind.ERROR, body=encode_error(DaemonError("the cache daemon is stopping"))),
     "no known error": answering(Kind.ERROR, body=b'{"error": "Exit", "message": 7}'),
     "an error with foreign fields": answering(
         Kind.ERROR, body=json.dumps({"error": "SettingsError", "url": "x", "checksum": "y"}).encode()
@@ -142,6 +145,96 @@ def test_a_node_that_gives_no_block_now_is_passed_over_and_asked_the_next_time(n
     assert get(peers, fickle, good) == CONTENT
     assert vars(peers.stats) == {"blocks": 1, "bytes": len(CONTENT), "missed": 1}
     assert get(peers, fickle) == CONTENT
+
+
+def test_the_store_refuses_an_owner_once_and_no_other_node_asks_it_for_this_one(nodes: Nodes) -> None:
+    refused = encode_error(StoreUnavailableError("it is away", url="s3://b/k"))
+    owner, good = nodes.add(answering(Kind.ERROR, body=refused)), nodes.add(honest)
+    assert get(nodes.peers(), owner, good) is None
+
+
+@promise("An owner whose store is slow is waited for as long as it shows signs of life")
+def test_a_node_that_gets_a_block_is_waited_for_while_it_shows_signs_of_life(nodes: Nodes) -> None:
+    def slow(frames: FrameSocket, request: Frame) -> None:
+        for _ in range(15):  # for longer than a node may be silent
+            frames.send(Kind.WAIT, request.number)
+            nodes.over.wait(0.1)
+        honest(frames, request)
+
+    owner, other = nodes.add(slow), nodes.add(honest)
+    peers = nodes.peers()
+    assert get(peers, owner, other) == CONTENT
+    assert vars(peers.stats) == {"blocks": 1, "bytes": len(CONTENT), "missed": 0}
+
+
+@promise("A node that answers wrongly, late or not at all is passed over")
+def test_a_node_that_falls_silent_while_it_gets_a_block_is_given_up(nodes: Nodes) -> None:
+    def die(frames: FrameSocket, request: Frame) -> None:
+        frames.send(Kind.WAIT, request.number)
+        nodes.over.wait(30)
+
+    dying, good = nodes.add(die), nodes.add(honest)
+    peers = nodes.peers()
+    assert get(peers, dying, good) == CONTENT
+    assert peers.stats.missed == 1
+
+
+def test_an_owner_that_gets_a_block_for_ever_is_not_waited_for_longer_than_a_store(nodes: Nodes) -> None:
+    def never(frames: FrameSocket, request: Frame) -> None:
+        while not nodes.over.wait(0.05):
+            frames.send(Kind.WAIT, request.number)
+
+    assert get(nodes.peers(patience_s=0.5), nodes.add(never)) is None
+
+
+def test_questions_that_wait_for_the_first_word_of_a_node_go_together(nodes: Nodes) -> None:
+    requests: list[int] = []
+    go_on = threading.Event()
+
+    def note(frames: FrameSocket, request: Frame) -> None:
+        blocks = BlocksRequest.decode(request.body).blocks
+        requests.append(len(blocks))
+        assert go_on.wait(30)
+        frames.send(Kind.WAIT, request.number, (len(blocks) - 1).to_bytes(2, "big"))
+        for _ in blocks:
+            honest(frames, request)
+
+    member = nodes.add(note)
+    peers = nodes.peers()
+    peer = peers._peer(member)
+    peer.limit_s = 30.0
+    with ThreadPoolExecutor(10) as pool:
+        asked = [pool.submit(get, peers, member) for _ in range(10)]
+        until(lambda: len(peer._waiting) == 8)
+        go_on.set()
+        assert [each.result() for each in asked] == [CONTENT] * 10
+    assert requests == [1, 1, 8]
+
+
+def test_one_thread_at_a_time_looks_whether_a_node_is_back(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer_module, "_PAUSES_S", (0.0, 0.0))
+    requests: list[int] = []
+    go_on = threading.Event()
+
+    def fail_twice(frames: FrameSocket, request: Frame) -> None:
+        requests.append(request.number)
+        if len(requests) < 3:
+            frames.connection.shutdown(socket.SHUT_RDWR)
+        assert go_on.wait(30)
+        honest(frames, request)
+
+    member = nodes.add(fail_twice)
+    peers = nodes.peers()
+    peers._peer(member).limit_s = 30.0
+    assert [get(peers, member) for _ in range(2)] == [None, None]
+    with ThreadPoolExecutor(1) as pool:
+        probe = pool.submit(get, peers, member)
+        until(lambda: len(requests) == 3)
+        assert [get(peers, member) for _ in range(5)] == [None] * 5  # while one looks
+        go_on.set()
+        assert probe.result() == CONTENT
+    assert get(peers, member) == CONTENT
+    assert len(requests) == 4
 
 
 @promise("A node that answers wrongly, late or not at all is passed over")
@@ -185,12 +278,11 @@ def test_a_node_that_is_gone_is_passed_over_and_asked_again_later(
         port = free.getsockname()[1]
     gone, good = Member("n2", f"127.0.0.1:{port}", 1.0), nodes.add(honest)
     peers = nodes.peers()
-    monkeypatch.setattr(peers_module, "_FIRST_PAUSE_S", 60.0)
-    monkeypatch.setattr(peers_module, "_LONGEST_PAUSE_S", 60.0)
-    assert get(peers, gone, good) == CONTENT
+    monkeypatch.setattr(peer_module, "_PAUSES_S", (60.0, 60.0))
+    assert [get(peers, gone, good) for _ in range(2)] == [CONTENT] * 2
     assert nodes.add(honest, port) == gone
     assert get(peers, gone) is None
-    monkeypatch.setattr(time, "monotonic", lambda now=time.monotonic: now() + 60.0)
+    monkeypatch.setattr(peers._peer(gone)._breaker, "_clock", lambda: time.monotonic() + 60.0)
     assert get(peers, gone) == CONTENT
 
 

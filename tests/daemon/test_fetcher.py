@@ -382,3 +382,40 @@ def test_an_owner_fetches_once_what_its_reader_and_another_node_ask_for(store):
     assert joined[0].data.result(10) == b"x" * 10
     joined[0].close()
     assert store.reads == [0]
+
+
+class Others:
+    """The other nodes of a cluster, each of which owns every block and answers when the test says so."""
+
+    def __init__(self) -> None:
+        self.asked, self.go_on = [], threading.Event()
+
+    def ranked_before_this(self, id, dataset):
+        return ["owner"]
+
+    def get(self, members, ref, number, dataset):
+        self.asked.append(ref)
+        assert self.go_on.wait(30)
+        return memoryview(b"y" * 10)
+
+    def get_earlier(self, id, ref, number, dataset):
+        return None
+
+    def keeps(self, dataset):
+        return True
+
+
+def test_nodes_that_all_wait_for_each_other_get_what_the_other_waits_for(store):
+    others = Others()
+    fetcher = Fetcher(Tiers(), Tiers(keep=False), lambda _: store, 2, peers=others)
+    waiting = [read(fetcher, small(number), 0, f"d{number % 9}") for number in range(30)]
+    until(lambda: len(others.asked) > 2)  # all turns for reads, and some of the reserve
+    for number in range(50, 55):
+        reading = fetcher.read_for_node(small(number), 0, "d")
+        assert reading.data.result(30) == b"x" * 10
+        reading.close()
+    [queued] = [n for n in (29,) if small(n) not in others.asked]
+    assert fetcher.read_for_node(small(queued), 0, "d").data.result(30) == b"x" * 10
+    others.go_on.set()
+    assert [each.result(30) for each in waiting[:29]] == [b"y" * 10] * 29
+    fetcher.close()

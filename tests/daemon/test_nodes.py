@@ -5,23 +5,27 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from datacache.cluster import peers as peers_module
+from datacache.cluster import peer as peer_module
 from datacache.cluster.members import Member, StaticMembers
-from datacache.cluster.peers import Peers, _Peer, open_peers
+from datacache.cluster.peers import Peers, open_peers
 from datacache.core.ids import ObjectRef, block_id, object_id
+from datacache.daemon import nodes as nodes_module
 from datacache.daemon.fetcher import Fetcher
 from datacache.daemon.nodes import serve_nodes
 from datacache.exchange.auth import Identity
+from datacache.exchange.frames import Kind
 from datacache.exchange.server import FrameServer
+from datacache.exchange.wire import BlocksRequest, Mode
 from datacache.settings import load_settings
 from tests.daemon.test_fetcher import Store, Tiers, small, until
+from tests.promises import promise
 
 KEY = b"0123456789abcdef"
 
@@ -37,9 +41,9 @@ class Lab:
     def __init__(self) -> None:
         self.members = (Member("asks", "127.0.0.1:1", 1e-9), Member("owner", f"127.0.0.1:{free_port()}", 1.0))
         self.asks = self._peers("asks", 0)
-        address = self.members[1].address
-        self.asks._peers[address] = _Peer(address, limit_s=30.0)  # the machine may be busy
-        self.store = Store()
+        self.peer = self.asks._peer(self.members[1])
+        self.peer.limit_s = 30.0  # the machine may be busy
+        self.store, self.tiers = Store(), Tiers()
         self.served: FrameServer | None = None
         self.start()
 
@@ -48,7 +52,7 @@ class Lab:
         return Peers(StaticMembers(name, self.members), me, self.members[at].address, "", lambda _: "share")
 
     def start(self) -> None:
-        fetcher = Fetcher(Tiers(keep=False), Tiers(), lambda _: self.store, 8)
+        fetcher = Fetcher(Tiers(keep=False), self.tiers, lambda _: self.store, 8)
         self.served = serve_nodes(self._peers("owner", 1), fetcher)
 
     def stop(self) -> None:
@@ -75,7 +79,8 @@ class Lab:
 
 @pytest.fixture
 def lab(monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
-    monkeypatch.setattr(peers_module, "_CONNECT_S", 30.0)
+    monkeypatch.setattr(peer_module, "_CONNECT_S", 30.0)
+    monkeypatch.setattr(peer_module, "MOST_S", 30.0)
     lab = Lab()
     yield lab
     lab.asks.close()
@@ -86,7 +91,7 @@ def test_a_node_that_was_restarted_gives_the_next_block(lab: Lab) -> None:
     meet = threading.Barrier(4)
     lab.store.wait = lambda: meet.wait(30) and None
     lab.ask_together(4)
-    assert len(lab.connections()) == 4
+    assert len(lab.connections()) > 1
     lab.stop()
     lab.start()
     lab.store.wait = lambda: None
@@ -96,31 +101,43 @@ def test_a_node_that_was_restarted_gives_the_next_block(lab: Lab) -> None:
 
 
 def test_a_late_answer_gives_the_next_one_more_time_and_leaves_no_connection_open(lab: Lab) -> None:
-    go_on, meet = threading.Event(), threading.Barrier(4)
-    lab.store.wait = lambda: meet.wait(30) and None
-    lab.ask_together(4)
-    lab.store.wait = lambda: go_on.wait(30) and None
-    [peer] = lab.asks._peers.values()
-    peer.limit_s = 0.05
+    lab.ask(0)
+    go_on = threading.Event()
+    look = lab.tiers.view
+    lab.tiers.view = lambda *block: go_on.wait(30) and look(*block)
+    lab.peer.limit_s = 0.05
     assert lab.ask(9) is None
-    assert (peer.limit_s, len(peer.idle)) == (0.1, 0)
+    assert (lab.peer.limit_s, lab.peer._idle) == (0.1, [])
     go_on.set()
     until(lambda: not lab.connections())
-    lab.store.wait = lambda: None
-    peer.limit_s = 30.0
+    lab.peer.limit_s = 30.0
     assert lab.ask(10) == b"x" * 10
-    assert (peer.failures, peer.problem) == (0, "")
+    assert lab.peer.problem == ""
 
 
-def test_questions_that_fail_together_pass_a_node_over_as_one_does(lab: Lab) -> None:
-    lab.ask(0)
-    [peer] = lab.asks._peers.values()
-    begun = time.monotonic()
-    for _ in range(10):
-        lab.asks._failed(peer, ConnectionResetError("reset"), begun, late=False)
-    assert peer.failures == 1
-    lab.asks._failed(peer, ConnectionResetError("reset"), time.monotonic(), late=False)
-    assert peer.failures == 2
+@promise("An owner whose store is slow is waited for as long as it shows signs of life")
+def test_a_slow_store_is_asked_once_and_holds_up_nothing_that_is_here(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nodes_module, "_SIGN_EVERY_S", 0.01)
+    here, slow = small(0), small(1)
+    lab.tiers.here[block_id(object_id(here), 0)] = b"h" * 10
+    go_on = threading.Event()
+    lab.store.wait = lambda: go_on.wait(30) and None
+    lab.peer.limit_s = 0.5
+    with ThreadPoolExecutor(2) as pool:
+        waits = [pool.submit(lab.ask, 1) for _ in range(2)]
+        until(lambda: lab.store.reads)
+        request = BlocksRequest([(slow, 0), (here, 0), (small(2), 0)], "d", "", Mode.OWNER)
+        connection = peer_module._PeerConnection(lab.members[1], lab.asks.me)
+        answers = connection.answers(request)
+        first = [next(answers) for _ in request.blocks]
+        assert first == [(0, Kind.WAIT), (1, b"h" * 10), (2, Kind.WAIT)]
+        go_on.set()
+        assert list(answers) == [(0, b"x" * 10), (2, b"x" * 10)]
+        connection.close()
+        assert [each.result() for each in waits] == [b"x" * 10] * 2
+    assert len(lab.store.reads) == 2
 
 
 def test_a_node_listens_for_nodes_that_vanished_without_a_word(lab: Lab) -> None:

@@ -162,10 +162,17 @@ def test_a_turn_can_be_waited_for() -> None:
     assert len(second) == 1
 
 
+def test_what_other_nodes_wait_for_has_room_of_its_own() -> None:
+    turns, log = turns_of(2, read_blocks=2), Log()
+    for kind in (Kind.READ, Kind.READ, Kind.READ, Kind.NODE, Kind.NODE, Kind.NODE):
+        turns.queue(log.turn("a", kind=kind))
+    assert [turn.kind for turn in log] == [Kind.READ, Kind.READ, Kind.NODE, Kind.NODE]
+
+
 def test_nothing_is_left_of_what_has_ended() -> None:
     turns, log = turns_of(2), Log()
     for number in range(50):
-        turns.queue(log.turn(f"d{number}", kind=Kind(number % 3)))
+        turns.queue(log.turn(f"d{number}", kind=Kind(number % 4)))
     for turn in log:
         end(turns, turn)
     assert (len(log), held_bytes(turns), sum(map(len, turns._waiting.values())), turns._by_flow) == (50, 0, 0, {})

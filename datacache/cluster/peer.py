@@ -1,0 +1,296 @@
+"""One other node as this one knows it: whether it answers, connections to it, and questions that go to it together.
+
+A question goes out at once, unless the node has yet to say its first word to others. Those that come meanwhile go
+together with the next one that is let out: up to 64 blocks in a frame. The node answers with what it has, and with
+signs of life while it gets the rest; so it is late after about four times what its first words mostly take, or when a
+sign of life is missing, however long the store takes.
+
+No thread does this but those that ask. One sends the questions of several, and goes on until its own is answered; then
+the next goes on in its place. Any thread.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from datacache.cluster.members import Member
+from datacache.core.breaker import Breaker
+from datacache.core.errors import DatacacheError
+from datacache.core.ids import BLOCK_BYTES, ObjectRef, block_length
+from datacache.exchange.auth import Identity, introduce
+from datacache.exchange.client import Connection
+from datacache.exchange.frames import Frame, Kind
+from datacache.exchange.wire import MOST_BLOCKS, BlocksRequest, Mode
+
+log = logging.getLogger(__name__)
+_CONNECT_S = 0.5
+_LOOK_EVERY_S = 0.02
+LEAST_S, MOST_S = 0.25, 1.0
+"""Bounds of the time that a node has for its first word. The second is also for each further sign of life."""
+_TIMES_P99 = 4.0
+_TIMES_KEPT = 256
+_IDLE = 32
+_UNHEARD = 2
+"""Requests that go out before the node has said a word to the first."""
+_DOUBT = 2
+"""A node that fails once may be as quick as ever the next time."""
+_PAUSES_S = (0.2, 5.0)
+Came = memoryview | DatacacheError | Kind
+"""A block, the error of getting it, or why the node gives none now."""
+
+
+class SilentError(Exception):
+    """A node does not answer, or not as it should."""
+
+
+class Question:
+    """A block that a thread asks a node for. `settle` is called once, `came` by the thread."""
+
+    __slots__ = ("_came", "_duty", "_turn", "about", "block", "size_bytes")
+
+    def __init__(self, ref: ObjectRef, number: int, dataset: str, mode: Mode) -> None:
+        self.block, self.about = (ref, number), (dataset, mode)
+        self.size_bytes = block_length(ref.size_bytes, number)
+        self._came: Came | SilentError | None = None
+        self._duty: Callable[[], object] | None = None
+        self._turn = threading.Lock()  # released for the thread that asks to go on
+        self._turn.acquire()
+
+    @property
+    def settled(self) -> bool:
+        """True once the answer is there."""
+        return self._came is not None
+
+    def settle(self, came: Came | SilentError) -> None:
+        """Give the thread its answer."""
+        self._came = came
+        self._turn.release()
+
+    def call_on(self, duty: Callable[[], object]) -> None:
+        """Have the thread do something for the others, while it waits."""
+        self._duty = duty
+        self._turn.release()
+
+    def wait(self) -> Came:
+        """Return the answer. Raises `SilentError`."""
+        while True:
+            self._turn.acquire()
+            duty, self._duty = self._duty, None
+            if duty is None:
+                break
+            duty()
+        if isinstance(self._came, SilentError):
+            raise self._came
+        assert self._came is not None
+        return self._came
+
+
+@dataclass
+class _Batch:
+    """Questions that went out together, and what comes of them."""
+
+    questions: list[Question]
+    connection: _PeerConnection
+    answers: Iterator[tuple[int, Came]]
+    first_left: int
+    """Answers that are to come before those that the node waits for."""
+    later: deque[int] = field(default_factory=deque)
+
+
+class Peer:
+    """See the module."""
+
+    def __init__(self, member: Member, me: Identity, patience_s: float) -> None:
+        """`patience_s` is how long an answer may take however many signs of life come."""
+        self.address = member.address
+        self._member, self._me, self._patience_s = member, me, patience_s
+        self._breaker: Breaker[Exception] = Breaker(patience_s, doubt=_DOUBT, pauses_s=_PAUSES_S)
+        self._passed_over = False
+        self._lock = threading.Lock()  # guards all below
+        self._closed = False
+        self._idle: list[_PeerConnection] = []
+        self._waiting: deque[Question] = deque()
+        self._unheard = 0
+        self._times_s: deque[float] = deque(maxlen=_TIMES_KEPT)
+        self._words = 0
+        self.limit_s = MOST_S
+        """The time for its first word."""
+
+    @property
+    def problem(self) -> str:
+        """Say why the last request failed; '' if it was answered."""
+        return str(self._breaker.error or "")
+
+    def ask(self, question: Question) -> Came:
+        """Return what the node answers; `Kind.BUSY` also if it is known not to answer. Raises `SilentError`."""
+        with self._lock:
+            leads = self._unheard < _UNHEARD
+            if leads:
+                self._unheard += 1
+            else:
+                self._waiting.append(question)
+        if leads:
+            self._lead(question)
+        return question.wait()
+
+    def close(self) -> None:
+        """Hang up; connections that are in use are closed after that."""
+        self._closed = True
+        self._hang_up()
+
+    def _lead(self, first: Question) -> None:
+        """Send a question, and those that wait and fit in with it, and see to the answers."""
+        now = time.monotonic()
+        if self._breaker.enter(now, now, late=False) is not None:
+            self._let_next(heard=False)
+            first.settle(Kind.BUSY)
+            return
+        questions = [first]
+        try:
+            with self._lock:
+                size_bytes = first.size_bytes
+                while self._waiting and len(questions) < MOST_BLOCKS and self._waiting[0].about == first.about:
+                    size_bytes += self._waiting[0].size_bytes
+                    if size_bytes > BLOCK_BYTES:  # enough for a frame to be cheap; large ones come side by side
+                        break
+                    questions.append(self._waiting.popleft())
+            connection, answers, word = self._first_word(questions)
+        except BaseException as exc:  # noqa: BLE001 - raised again, once those that wait know
+            late = isinstance(exc, TimeoutError)
+            if late:  # answers that come too late are in no p99: without this a slower node would stay too slow
+                self.limit_s = min(MOST_S, 2 * self.limit_s)
+            self._failed(exc, questions)
+            return
+        took_s = time.monotonic() - now
+        self._breaker.answered()
+        self._passed_over = False
+        with self._lock:
+            self._times_s.append(took_s)
+            self._words += 1
+            if self._words % 32 == 0:
+                slowest = sorted(self._times_s)[int(0.99 * (len(self._times_s) - 1))]
+                self.limit_s = min(MOST_S, max(LEAST_S, _TIMES_P99 * slowest))
+        self._let_next(heard=True)
+        batch = _Batch(questions, connection, answers, len(questions))
+        self._take(batch, *word)
+        self._go_on(batch, first)
+
+    def _first_word(
+        self, questions: list[Question]
+    ) -> tuple[_PeerConnection, Iterator[tuple[int, Came]], tuple[int, Came]]:
+        """Send questions over a connection. Return it, with the answers and the first of them."""
+        dataset, mode = questions[0].about
+        request = BlocksRequest([question.block for question in questions], dataset, "", mode)
+        begun = time.monotonic()
+        with self._lock:
+            connection = self._idle.pop() if self._idle else None
+        while True:
+            kept = connection is not None
+            try:
+                connection = connection or _PeerConnection(self._member, self._me)
+                connection.end_at, connection.give_up_at = begun + self._patience_s, time.monotonic() + self.limit_s
+                answers = connection.answers(request)
+                return connection, answers, next(answers)
+            except BaseException as exc:
+                if connection is not None:
+                    connection.close()
+                if not kept or not isinstance(exc, OSError) or isinstance(exc, TimeoutError):
+                    raise
+                connection = None  # the node was restarted since, perhaps: a new connection tells
+                self._hang_up()
+
+    def _let_next(self, *, heard: bool) -> None:
+        """Let the next question out, as the node was heard; or answer those that wait, as it stays silent."""
+        with self._lock:
+            self._unheard -= 1
+            waiting = [self._waiting.popleft() for _ in range(len(self._waiting) if not heard else 1) if self._waiting]
+            self._unheard += heard and bool(waiting)
+        for question in waiting:
+            if heard:
+                question.call_on(lambda question=question: self._lead(question))  # type: ignore[misc]
+            else:
+                question.settle(SilentError())
+
+    def _go_on(self, batch: _Batch, mine: Question) -> None:
+        """Settle questions as answers come. Once this thread's own is settled, another thread takes its place."""
+        try:
+            while batch.first_left or (batch.later and not mine.settled):
+                self._take(batch, *next(batch.answers))
+        except BaseException as exc:  # noqa: BLE001 - raised again, once those that wait know
+            batch.connection.close()
+            self._failed(exc, [question for question in batch.questions if not question.settled], heard=True)
+            return
+        if batch.later:
+            heir = batch.questions[batch.later[0]]
+            heir.call_on(lambda: self._go_on(batch, heir))
+            return
+        with self._lock:
+            keep = len(self._idle) < _IDLE and not self._closed
+            if keep:
+                self._idle.append(batch.connection)
+        if not keep:
+            batch.connection.close()
+
+    @staticmethod
+    def _take(batch: _Batch, at: int, came: Came) -> None:
+        """Take an answer."""
+        if batch.first_left:
+            batch.first_left -= 1
+            if came is Kind.WAIT:
+                batch.later.append(at)
+                return
+        else:
+            batch.later.popleft()
+        batch.questions[at].settle(came)
+
+    def _failed(self, exc: BaseException, questions: list[Question], *, heard: bool = False) -> None:
+        """Note that the node does not answer, and tell those that asked it. Raises what is no failure of the node."""
+        fault = exc if isinstance(exc, Exception) else RuntimeError(str(exc))
+        if self._breaker.failed(fault) and not self._passed_over:
+            self._passed_over = True
+            log.warning("the node at %s is passed over: %s", self.address, exc)
+        self._hang_up()  # a new connection shows soon whether the node answers at all
+        if not heard:
+            self._let_next(heard=False)
+        for question in questions:
+            question.settle(SilentError(str(exc)))
+        if not isinstance(exc, OSError | DatacacheError | ValueError):
+            raise exc
+
+    def _hang_up(self) -> None:
+        """Close the connections that wait for use."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()
+
+
+class _PeerConnection(Connection):
+    """An authenticated connection to a node, with an end of all waiting."""
+
+    def __init__(self, member: Member, me: Identity) -> None:
+        host, _, port = member.address.rpartition(":")
+        plain = socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S)
+        self.give_up_at = self.end_at = time.monotonic() + MOST_S
+        try:
+            plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            super().__init__(plain, look=self._look, look_every_s=_LOOK_EVERY_S)
+            introduce(self.frames, me, member.id)
+        except BaseException:
+            plain.close()
+            raise
+
+    def _expected(self, answer: Frame) -> Frame:
+        self.give_up_at = min(self.end_at, time.monotonic() + MOST_S)
+        return super()._expected(answer)
+
+    def _look(self) -> None:
+        if time.monotonic() > self.give_up_at:
+            raise TimeoutError(errno.ETIMEDOUT, "the node did not answer in time")
