@@ -17,14 +17,18 @@ started from a thread would die with the thread.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,10 +37,13 @@ import pytest
 from benchmarks.harness import ROOT, Home
 from datacache.daemon.client import DaemonClient
 from datacache.settings import load_settings
+from tests.conformance.relay import NO_TROUBLE, Relay, Trouble
 from tests.servers import START_TIMEOUT_S, ServerError, program
 
 _NETWORKS = 512
 """How many there may be at a time: 198.18.0.0/15 is kept for measuring (RFC 2544), cut into networks of 254."""
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_CLONE_NEWNET = 0x40000000
 _QUEUE_MS = 50
 """The longest that a packet waits before a limited cable; more are dropped."""
 _BURST_BYTES = 128 * 1024
@@ -160,6 +167,19 @@ class Node:
         """Put it back."""
         self._switch.ip(f"link set {self.name} up")
 
+    def stand_in(self, address: str, port: int) -> socket.socket:
+        """Return a socket that listens in this node at another node's address, which leads here from now on."""
+
+        def listen() -> socket.socket:
+            with open(f"/proc/{self._namespace.pid}/ns/net", "rb") as namespace:
+                if _LIBC.setns(namespace.fileno(), _CLONE_NEWNET):
+                    raise ServerError(f"no way into {self.name}: {os.strerror(ctypes.get_errno())}")
+            return socket.create_server((address, port), backlog=256)
+
+        self._namespace.ip(f"address replace {address}/32 dev lo")
+        with ThreadPoolExecutor(1) as pool:  # setns(2) moves the thread that calls it, and that one ends here
+            return pool.submit(listen).result()
+
     def limit(self, mbit: float | None) -> None:
         """Give the cable this rate in each direction from now on (tc-tbf(8))."""
         for namespace, end in self._ends:
@@ -238,6 +258,28 @@ class NodeHome(Home):
         """End its processes and delete its files. Idempotent."""
         self.end_daemon(signal.SIGKILL)
         super().close()
+
+
+@contextmanager
+def relays_between(
+    network: Network, *, trouble: Callable[[], Trouble] = lambda: NO_TROUBLE
+) -> Iterator[dict[tuple[str, str], Relay]]:
+    """Put a relay on the way from each node to the cluster's port of each other one; yield them by the nodes' names.
+
+    Nodes keep their addresses, and reach this machine as before. What they send each other goes over the cable of the
+    node that is asked, and not over the other's.
+    """
+    with ExitStack() as stack:
+        yield {
+            (one.name, other.name): stack.enter_context(
+                Relay(
+                    partial(one.stand_in, other.address, CLUSTER_PORT), (other.address, CLUSTER_PORT), trouble=trouble
+                )
+            )
+            for one in network.nodes
+            for other in network.nodes
+            if one is not other
+        }
 
 
 @contextmanager
