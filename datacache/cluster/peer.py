@@ -93,7 +93,7 @@ class Question:
 
 
 @dataclass
-class _Batch:
+class _Exchange:
     """Questions that went out together, and what comes of them."""
 
     questions: list[Question]
@@ -104,7 +104,7 @@ class _Batch:
     later: deque[int] = field(default_factory=deque)
 
 
-class Peer:
+class OtherNode:
     """See the module."""
 
     def __init__(self, member: Member, me: Identity, patience_s: float) -> None:
@@ -178,9 +178,9 @@ class Peer:
                 slowest = sorted(self._times_s)[int(0.99 * (len(self._times_s) - 1))]
                 self.limit_s = min(MOST_S, max(LEAST_S, _TIMES_P99 * slowest))
         self._let_next(heard=True)
-        batch = _Batch(questions, connection, answers, len(questions))
-        self._take(batch, *word)
-        self._go_on(batch, first)
+        exchange = _Exchange(questions, connection, answers, len(questions))
+        self._take(exchange, *word)
+        self._go_on(exchange, first)
 
     def _first_word(
         self, questions: list[Question]
@@ -218,37 +218,37 @@ class Peer:
             else:
                 question.settle(SilentError())
 
-    def _go_on(self, batch: _Batch, mine: Question) -> None:
+    def _go_on(self, exchange: _Exchange, mine: Question) -> None:
         """Settle questions as answers come. Once this thread's own is settled, another thread takes its place."""
         try:
-            while batch.first_left or (batch.later and not mine.settled):
-                self._take(batch, *next(batch.answers))
+            while exchange.first_left or (exchange.later and not mine.settled):
+                self._take(exchange, *next(exchange.answers))
         except BaseException as exc:  # noqa: BLE001 - raised again, once those that wait know
-            batch.connection.close()
-            self._failed(exc, [question for question in batch.questions if not question.settled], heard=True)
+            exchange.connection.close()
+            self._failed(exc, [question for question in exchange.questions if not question.settled], heard=True)
             return
-        if batch.later:
-            heir = batch.questions[batch.later[0]]
-            heir.call_on(lambda: self._go_on(batch, heir))
+        if exchange.later:
+            heir = exchange.questions[exchange.later[0]]
+            heir.call_on(lambda: self._go_on(exchange, heir))
             return
         with self._lock:
             keep = len(self._idle) < _IDLE and not self._closed
             if keep:
-                self._idle.append(batch.connection)
+                self._idle.append(exchange.connection)
         if not keep:
-            batch.connection.close()
+            exchange.connection.close()
 
     @staticmethod
-    def _take(batch: _Batch, at: int, came: Came) -> None:
+    def _take(exchange: _Exchange, at: int, came: Came) -> None:
         """Take an answer."""
-        if batch.first_left:
-            batch.first_left -= 1
+        if exchange.first_left:
+            exchange.first_left -= 1
             if came is Kind.WAIT:
-                batch.later.append(at)
+                exchange.later.append(at)
                 return
         else:
-            batch.later.popleft()
-        batch.questions[at].settle(came)
+            exchange.later.popleft()
+        exchange.questions[at].settle(came)
 
     def _failed(self, exc: BaseException, questions: list[Question], *, heard: bool = False) -> None:
         """Note that the node does not answer, and tell those that asked it. Raises what is no failure of the node."""

@@ -24,7 +24,7 @@ from datacache.cluster.members import (
     open_members,
     read_cluster_key,
 )
-from datacache.cluster.peer import Came, Peer, Question, SilentError
+from datacache.cluster.peer import Came, OtherNode, Question, SilentError
 from datacache.cluster.placement import Placement
 from datacache.core.errors import StoreError, UsageError
 from datacache.core.ids import BlockId, ObjectRef
@@ -68,7 +68,7 @@ class Peers:
         self.members, self.me, self.address, self._zone, self._mode_of = members, me, address, zone, mode_of
         self._patience_s = patience_s
         self._lock = threading.Lock()  # guards all below
-        self._peers: dict[str, Peer] = {}
+        self._peers: dict[str, OtherNode] = {}
         self._version, self._placement = -1, Placement(())
         self.stats = PeerStats()
 
@@ -184,11 +184,11 @@ class Peers:
                 break
         return None
 
-    def _peer(self, member: Member) -> Peer:
+    def _peer(self, member: Member) -> OtherNode:
         with self._lock:
             peer = self._peers.get(member.address)
             if peer is None:
-                peer = self._peers[member.address] = Peer(member, self.me, self._patience_s)
+                peer = self._peers[member.address] = OtherNode(member, self.me, self._patience_s)
             return peer
 
 
