@@ -1,9 +1,9 @@
 """Memory of a process that takes and frees thousands of large blocks: fast while it works, given back when it is idle.
 
-glibc gives a freed block of 100 KB back to the kernel at once and faults the next one in again, so the daemon raises
-the threshold (mallopt(3)). The price is that memory of a busy minute stays: each thread may have an arena of its own,
-and none shrinks. So there are few arenas, and `IdleTrim` has glibc give free memory back once nothing was fetched
-for some seconds. With another C library nothing of this happens.
+glibc gives a freed block of 100 KB back to the kernel at once and faults the next one in again, which costs half a
+millisecond a MiB, so the daemon raises the thresholds (mallopt(3)). The price is that memory of a busy minute stays:
+each thread may have an arena of its own, and none shrinks. So there are few arenas, and `IdleTrim` has glibc give free
+memory back once nothing was fetched for some seconds. With another C library nothing of this happens.
 """
 
 from __future__ import annotations
@@ -14,15 +14,17 @@ import logging
 from collections.abc import Callable
 
 log = logging.getLogger(__name__)
-_M_TRIM_THRESHOLD, _M_ARENA_MAX = -1, -8  # malloc.h
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # malloc.h
 _KEEP_BYTES = 2**28
+_MAPPED_BYTES = 2**25  # glibc refuses more; without it one of 128 KiB holds once another threshold was set
 _ARENAS = 4
 
 
 def tune() -> None:
     """Set up the allocator of this process, before it has threads."""
     libc = _glibc()
-    for what, value in ((_M_TRIM_THRESHOLD, _KEEP_BYTES), (_M_ARENA_MAX, _ARENAS)):
+    chosen = {_M_TRIM_THRESHOLD: _KEEP_BYTES, _M_MMAP_THRESHOLD: _MAPPED_BYTES, _M_ARENA_MAX: _ARENAS}
+    for what, value in chosen.items():
         if libc is not None and not libc.mallopt(what, value):
             log.info("mallopt(%d) is not possible", what)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import socket
+import subprocess
+import sys
 import threading
 import time
 
@@ -74,6 +76,21 @@ def test_a_request_for_more_than_the_daemon_has_room_for_is_answered_bit_by_bit(
     found = client.blocks([(ref, 0) for ref in refs], "large", "")
     assert [(data[0], len(data)) for data in found] == [(int(ref.key.split("/")[-1][:-4]), BLOCK_BYTES) for ref in refs]
     client.stop()
+
+
+def test_memory_of_a_large_block_is_used_again_and_not_faulted_in_anew():
+    code = """if True:
+        import resource
+        from datacache.core.ids import BLOCK_BYTES
+        from datacache.daemon import memory
+        memory.tune()
+        bytearray(BLOCK_BYTES)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        for _ in range(100):
+            bytearray(BLOCK_BYTES)
+        print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 100  # 2 to 1,000 faults a block, as the kernel's pages are large or not
 
 
 def ask(settings, ref: ObjectRef) -> socket.socket:
