@@ -26,6 +26,7 @@ import lmdb
 from datacache.core.disk import write_all
 from datacache.core.errors import CacheError
 from datacache.core.ids import BLOCK_BYTES, BlockId, ObjectId, block_count, block_id, block_length
+from datacache.core.pages import begins_at_page
 from datacache.tiers import layout
 from datacache.tiers.index import open_index
 from datacache.tiers.layout import OBJECT_FILE, Location, aligned, container_name, intact, unpack_location
@@ -48,28 +49,33 @@ class Bounce:
         self.refused = False
 
     def write(self, fd: int, buffers: Sequence[bytes | memoryview], offset: int) -> None:
-        """Write `buffers` at an aligned offset, filled up with zeros to whole disk blocks."""
+        """Write `buffers` at an aligned offset, filled up with zeros to whole disk blocks. What begins at a page is
+        written from where it is, the rest is copied."""
         view, at = self.view, 0
         for buffer in buffers:
             rest = memoryview(buffer)
+            if not at and begins_at_page(rest):
+                whole = len(rest) // layout.DISK_BLOCK * layout.DISK_BLOCK
+                self._write(fd, rest[:whole], offset)
+                offset, rest = offset + whole, rest[whole:]
             while rest:
                 part = rest[: len(view) - at]
                 view[at : at + len(part)] = part
                 at, rest = at + len(part), rest[len(part) :]
                 if at == len(view):
-                    self._write_view(fd, at, offset)
+                    self._write(fd, view, offset)
                     offset, at = offset + at, 0
         if at:
             end = layout.aligned(at, layout.DISK_BLOCK)
             view[at:end] = bytes(end - at)
-            self._write_view(fd, end, offset)
+            self._write(fd, view[:end], offset)
 
-    def _write_view(self, fd: int, length: int, offset: int) -> None:
-        """Write the first `length` bytes, whole disk blocks."""
+    def _write(self, fd: int, data: memoryview, offset: int) -> None:
+        """Write whole disk blocks that begin at a page."""
         done = 0
-        while done < length:
+        while done < len(data):
             try:
-                written = os.pwrite(fd, self.view[done:length], offset + done)
+                written = os.pwrite(fd, data[done:], offset + done)
             except OSError as exc:
                 flags = fcntl.fcntl(fd, fcntl.F_GETFL)
                 if exc.errno != errno.EINVAL or not flags & os.O_DIRECT:
@@ -77,7 +83,7 @@ class Bounce:
                 fcntl.fcntl(fd, fcntl.F_SETFL, flags & ~os.O_DIRECT)
                 self.refused = True
                 continue
-            if written < min(length - done, layout.DISK_BLOCK):
+            if written < min(len(data) - done, layout.DISK_BLOCK):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             done += written // layout.DISK_BLOCK * layout.DISK_BLOCK  # a direct write must start at a whole one
 

@@ -35,6 +35,7 @@ _EXPIRE_EVERY_S = 10.0
 _ENTRIES = 4096
 T = TypeVar("T")
 Stored = Callable[[bool], None]
+_Queued = tuple[Block, bytes, Stored]
 
 
 class TierWriter:
@@ -48,14 +49,14 @@ class TierWriter:
         for tier in self.tiers:  # of an unpinning that was not finished
             for ref in {ref for container in tier.containers.values() for ref in container.pinned_by} - set(self._pins):
                 tier.unpin(ref)
-        self._queue: queue.SimpleQueue[tuple[Block, Stored] | Callable[[], None] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[_Queued | Callable[[], None] | None] = queue.SimpleQueue()
         self._working_since: float | None = None
         self._thread = threading.Thread(target=self._run, name="tier-writer", daemon=True)
         self._thread.start()
 
     def put(self, block: Block, stored: Stored) -> None:
-        """Queue one block."""
-        self._queue.put((block, stored))
+        """Queue one block. Its checksums are made in the caller's thread."""
+        self._queue.put((block, layout.checksums(block.data), stored))
 
     def call(self, action: Callable[[], T]) -> Future[T]:
         """Run an action that touches the tiers in the writer thread."""
@@ -201,7 +202,7 @@ class TierWriter:
                     self._guarded(tier.evict_expired)
                 self._guarded(self._index.env.reader_check)
                 expire_at_s = time.monotonic() + _EXPIRE_EVERY_S
-            batch: list[tuple[Block, Stored]] = []
+            batch: list[_Queued] = []
             size, end = 0, time.monotonic() + _LINGER_S
             while isinstance(item, tuple):
                 batch.append(item)
@@ -220,8 +221,8 @@ class TierWriter:
                 item()
             self._working_since = None
 
-    def _store(self, batch: list[tuple[Block, Stored]]) -> None:
-        blocks = [(block, layout.checksums(block.data)) for block, _ in batch]
+    def _store(self, batch: list[_Queued]) -> None:
+        blocks = [(block, sums) for block, sums, _ in batch]
         ram, ssd = self.tiers
         mine = [n for n, (block, _) in enumerate(blocks) if not block.in_ram_only]
         on_ssd = dict(zip(mine, self._put(ssd, [blocks[n] for n in mine]), strict=True))
@@ -229,7 +230,7 @@ class TierWriter:
         # warm-up can cost more than fetching it, and the page cache keeps what is read from the SSD.
         chosen = [n for n, (block, _) in enumerate(blocks) if not (block.ahead and on_ssd.get(n))]
         in_ram = dict(zip(chosen, self._put(ram, [blocks[n] for n in chosen]), strict=True))
-        for n, (_, stored) in enumerate(batch):
+        for n, (_, _, stored) in enumerate(batch):
             stored(on_ssd.get(n, False) or in_ram.get(n, False))
 
     def _put(self, tier: Tier, blocks: Sequence[tuple[Block, bytes]]) -> list[bool]:

@@ -15,6 +15,7 @@ import pytest
 
 from datacache.core.errors import CacheError
 from datacache.core.ids import BLOCK_BYTES
+from datacache.core.pages import page_buffer
 from datacache.tiers import containers, layout, memory, recovery
 from datacache.tiers import writer as writer_module
 from datacache.tiers.local import LocalBlocks
@@ -333,6 +334,25 @@ def test_a_short_direct_write_goes_on_at_a_whole_disk_block_and_a_full_disk_says
     monkeypatch.setattr(os, "pwrite", lambda fd, view, offset: 512)
     with pytest.raises(OSError, match="No space left"):
         bounce.write(fd, [data], 4096)
+    os.close(fd)
+
+
+@pytest.mark.parametrize("before", [0, 100])
+def test_a_large_block_is_written_directly_without_a_copy_and_the_rest_is_filled_up(tmp_path, monkeypatch, before):
+    real, bounce, written = os.pwrite, containers.Bounce(1 << 20), []
+    data = page_buffer(3 * 2**20 + 5)
+    data[:] = make_block(1, len(data)).data
+    fd = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
+
+    def pwrite(fd, view, offset):
+        written.append(view.obj is data.obj)
+        return real(fd, view, offset)
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    bounce.write(fd, [bytes(before), data, b"more"], 4096)
+    expected = bytes(before) + data + b"more"
+    assert os.pread(fd, 2**23, 4096) == expected + bytes(-len(expected) % layout.DISK_BLOCK)
+    assert any(written) is (before == 0)  # behind other bytes, none of it lies on whole disk blocks
     os.close(fd)
 
 

@@ -25,6 +25,7 @@ from botocore.utils import get_environ_proxies
 from datacache.core.addresses import ClosedAddressError
 from datacache.core.errors import DatacacheError, SettingsError, StoreError
 from datacache.core.ids import ObjectRef
+from datacache.core.pages import page_buffer
 from datacache.store.errors import (
     NOT_FOUND,
     address_refused,
@@ -97,7 +98,7 @@ class S3Getter:
             wanted = skip + stop - start
             if int(length) < wanted:
                 raise cut_short(ref, max(0, int(length) - skip), stop - start)
-            data = memoryview(bytearray(stop - start))
+            data = page_buffer(stop - start)
             _read_body(connection, head.rest, data, skip, deadline)
             data = data.toreadonly()
             if int(length) == wanted >= len(head.rest) and head.headers.get("connection", "").lower() != "close":
