@@ -52,7 +52,7 @@ class Relay:
         self._passes = threading.Event()
         self._passes.set()
         self._lock = threading.Lock()  # guards the two below
-        self._connections: set[_Connection] = set()
+        self._connections: set[_Relayed] = set()
         self._threads: set[threading.Thread] = set()
         self.open()
 
@@ -118,12 +118,12 @@ class Relay:
                 client, _ = listener.accept()
             except OSError:  # shut
                 return
-            connection = _Connection(client)
+            connection = _Relayed(client)
             with self._lock:
                 self._connections.add(connection)
             self._start(self._serve, connection)
 
-    def _serve(self, connection: _Connection) -> None:
+    def _serve(self, connection: _Relayed) -> None:
         try:
             self._passes.wait()
             with suppress(OSError):
@@ -136,7 +136,7 @@ class Relay:
                 self._connections.discard(connection)
             connection.close()
 
-    def _pump(self, connection: _Connection, source: socket.socket, target: socket.socket) -> None:
+    def _pump(self, connection: _Relayed, source: socket.socket, target: socket.socket) -> None:
         """Move bytes until one side ends."""
         outlet, inlet = os.pipe()
         fcntl.fcntl(inlet, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
@@ -164,7 +164,7 @@ class Relay:
 
 
 @dataclass(eq=False)
-class _Connection:
+class _Relayed:
     client: socket.socket
     server: socket.socket = field(default_factory=socket.socket)
     lost: bool = False
