@@ -144,10 +144,10 @@ class Timeline:
             else:
                 gone_s = at_s + DRAINS_S
                 changes += [(at_s, node, DRAINING), (gone_s, node, ""), (gone_s + AWAY_S, node, SERVING)]
-        self.times, self.states = [float("-inf")], [dict.fromkeys(range(len(members)), SERVING)]
+        self.times, self.states = [float("-inf")], [dict.fromkeys(range(len(members)), (SERVING, 0.0))]
         for at_s, node, state in sorted(changes):
             self.times.append(at_s)
-            self.states.append(self.states[-1] | {node: state})
+            self.states.append(self.states[-1] | {node: (state, at_s)})
         self.members = members
         self.every_s = max(VIEW_EVERY_S, len(members) / 100)
         self.placement = lru_cache(256)(self._placement)
@@ -165,15 +165,20 @@ class Timeline:
 
     def _former(self, number: int) -> int:
         """Return the state before in which others owned blocks."""
-        serving = {node for node, state in self.states[number].items() if state == SERVING}
-        while number and serving == {node for node, state in self.states[number].items() if state == SERVING}:
+        serving = self._serving(number)
+        while number and serving == self._serving(number):
             number -= 1
         return number
 
+    def _serving(self, number: int) -> set[int]:
+        return {node for node, (state, _) in self.states[number].items() if state == SERVING}
+
     def _placement(self, number: int) -> Placement:
         return Placement(
-            Member(member.id, str(node), member.weight, state=state)
-            for node, (member, state) in enumerate(zip(self.members, self.states[number].values(), strict=True))
+            Member(member.id, str(node), member.weight, state=state, since_ms=round(since_s * 1000))
+            for node, (member, (state, since_s)) in enumerate(
+                zip(self.members, self.states[number].values(), strict=True)
+            )
             if state
         )
 

@@ -7,7 +7,6 @@ so any thread may read them.
 from __future__ import annotations
 
 import socket
-import time
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -37,6 +36,8 @@ class Member:
     zone: str = ""
     state: str = SERVING
     """`JOINING`, `SERVING` or `DRAINING`; what a later version adds owns nothing here."""
+    since_ms: int = 0
+    """Since when it is in its state, in ms of the database's clock; 0 for all members of a list."""
     seen_s: float = field(default=0.0, compare=False)
     """How long ago the node renewed its lease, by the database's clock, when the view was read."""
 
@@ -48,15 +49,13 @@ class ClusterView:
     members: tuple[Member, ...] = ()
     version: int = 0
     """Grows whenever the members change, on this node only."""
-    changed_at: float = float("-inf")
-    """Time of that change, by this node's `time.monotonic`."""
 
     def replaced(self, members: list[Member]) -> ClusterView:
         """Return the view with the members of now. The version stays if none came, went or changed."""
         found = tuple(sorted(members, key=lambda member: member.id))
         if found == self.members:
-            return ClusterView(found, self.version, self.changed_at)
-        return ClusterView(found, self.version + 1, time.monotonic())
+            return ClusterView(found, self.version)
+        return ClusterView(found, self.version + 1)
 
 
 class Members(Protocol):

@@ -1,6 +1,6 @@
 """Members by leases: one document a node in the catalog's MongoDB, all by the database's clock.
 
-    cluster_members  {_id: "cluster/node", cluster, node, holder, address, weight, zone, state, seen, until}
+    cluster_members  {_id: "cluster/node", cluster, node, holder, address, weight, zone, state, since, seen, until}
 
 A node renews its lease (`until`) every few seconds and reads the leases that have not ended. No time of a node is
 written or compared, so clocks may be wrong. While MongoDB is away the last view stays, and renewal goes on when it is
@@ -37,6 +37,7 @@ _FORGET_S = 86_400.0
 _SLACK_S = 60.0
 """A lease that ends later than a new one would, and this, is from before the database's clock was set back."""
 _FAREWELL_S = 2.0
+_NOT_READ = "the catalog has not told the members yet"
 
 _Document = dict[str, Any]
 
@@ -57,7 +58,7 @@ class MongoMembers:
         self._stopping = False
         self._thread: threading.Thread | None = None
         self.view = ClusterView()
-        self.problem = ""
+        self.problem = _NOT_READ
 
     def start(self) -> None:
         """Take the lease and start the thread. Raises `NodeTakenError`. If MongoDB is away, nobody is in the view until
@@ -117,11 +118,13 @@ class MongoMembers:
     def _renew(self) -> str:
         """Take or renew the lease. Return the address of another living node that has it."""
         me = self._me
+        was = {"holder": self._holder, "state": me.state}
+        same = {"$and": [*({"$eq": [f"${name}", value]} for name, value in was.items()), *self._lives()]}
         mine: _Document = {
             "$mergeObjects": [
                 {"$literal": {"_id": self._id, "cluster": self._cluster, "node": me.id, "holder": self._holder}},
                 {"$literal": {"address": me.address, "weight": me.weight, "zone": me.zone, "state": me.state}},
-                {"seen": "$$NOW", "until": self._later(self._lease_s)},
+                {"seen": "$$NOW", "until": self._later(self._lease_s), "since": {"$cond": [same, "$since", "$$NOW"]}},
             ]
         }
         others = {"$and": [{"$ne": ["$holder", self._holder]}, *self._lives()]}
@@ -139,7 +142,10 @@ class MongoMembers:
         shown = dict.fromkeys(("node", "address", "weight", "zone", "state", "holder"), 1)
         pipeline: list[_Document] = [
             {"$match": {"cluster": self._cluster, "$expr": {"$and": self._lives()}}},
-            {"$project": shown | {"seen_ms": {"$subtract": ["$$NOW", "$seen"]}}},
+            {
+                "$project": shown
+                | {"seen_ms": {"$subtract": ["$$NOW", "$seen"]}, "since_ms": {"$toLong": {"$ifNull": ["$since", 0]}}}
+            },
         ]
         found = retried(lambda: list(self._leases().aggregate(pipeline)))
         if not any(each["_id"] == self._id and each["holder"] == self._holder for each in found):
@@ -175,9 +181,9 @@ class MongoMembers:
         return ""
 
     def _note(self, problem: str) -> None:
-        if problem and not self.problem:
+        if problem and self.problem in ("", _NOT_READ):
             log.warning("%s", problem)
-        elif self.problem and not problem:
+        elif self.problem not in ("", _NOT_READ) and not problem:
             log.info("the members of cluster %s are known again", self._cluster)
         self.problem = problem
 
@@ -205,4 +211,5 @@ class MongoMembers:
 
 def _member(found: _Document) -> Member:
     seen_s = max(0.0, found["seen_ms"] / 1000)
-    return Member(found["node"], found["address"], float(found["weight"]), found["zone"], found["state"], seen_s)
+    named = {name: found[name] for name in ("address", "zone", "state", "since_ms")}
+    return Member(found["node"], weight=float(found["weight"]), seen_s=seen_s, **named)

@@ -36,7 +36,7 @@ _RANK = 16
 _TRIES = 2
 """Nodes that turn out not to answer, for one block. Each costs a second at most; then the store is asked."""
 _LATELY_S = 600.0
-"""So long after a change of the members, an owner asks who owned the block before."""
+"""So long after it began to serve, an owner asks who owned the block until then."""
 
 
 @dataclass
@@ -70,6 +70,7 @@ class Peers:
         self._lock = threading.Lock()  # guards all below
         self._peers: dict[str, OtherNode] = {}
         self._version, self._placement = -1, Placement(())
+        self._joined_at = time.monotonic()
         self.stats = PeerStats()
 
     def ranked_before_this(self, id: BlockId, dataset: str) -> list[Member]:
@@ -84,9 +85,10 @@ class Peers:
 
     def get_earlier(self, id: BlockId, ref: ObjectRef, number: int, dataset: str) -> memoryview | None:
         """Return a block that a node has which owned it lately; None if there is none."""
-        if self._mode_of(dataset) == "off" or time.monotonic() - self.members.view.changed_at > _LATELY_S:
+        if self._mode_of(dataset) == "off":
             return None
-        return self._first(self._placed().before(id), ref, number, dataset, Mode.HAVE)
+        lately = time.monotonic() - self._joined_at < _LATELY_S
+        return self._first(self._placed().before(id, lately=lately), ref, number, dataset, Mode.HAVE)
 
     def keeps(self, dataset: str) -> bool:
         """Tell whether this node keeps on its disk what it got from another one."""
@@ -96,6 +98,7 @@ class Peers:
         """Enter the cluster, once this node answers. `NodeTakenError` if there is one of this name."""
         self.members.start()
         self.members.set_state(SERVING)
+        self._joined_at = time.monotonic()
 
     def drain(self, node: str) -> dict[str, Any]:
         """Have this node own nothing any more; `node` is its name, or ''. `UsageError` if it has another one."""

@@ -76,7 +76,12 @@ def render_metrics(state: dict[str, Any], memory_bytes: int) -> str:
     given, states = cluster["from_nodes"], [member["state"] for member in cluster["members"]]
     metric("peer_blocks_total", "counter", "Blocks that other nodes of the cluster gave.", given["blocks"])
     metric("peer_bytes_total", "counter", "Bytes that other nodes of the cluster gave.", given["bytes"])
-    metric("peer_misses_total", "counter", "Questions to other nodes that brought no block.", given["missed"])
+    metric(
+        "peer_misses_total",
+        "counter",
+        "Questions to owners, or who stands in for them, that brought no block.",
+        given["missed"],
+    )
     members = [(f'{{state="{state}"}}', float(states.count(state))) for state in STATES]
     metric("cluster_members", "gauge", "Nodes of the cluster that this node knows of, itself counted.", members)
     metric("daemon_max_memory_bytes", "gauge", "Peak resident memory of the daemon.", memory_bytes)

@@ -88,6 +88,18 @@ def test_a_new_owner_asks_who_owned_the_block_before_it(found: list[Member], id:
         assert changed.id not in [m.id for m in Placement([*others, replace(changed, state=DRAINING)]).before(id)]
 
 
+def test_an_owner_asks_the_best_in_rank_of_those_that_serve_for_longer() -> None:
+    found = [replace(member, since_ms=number) for number, member in enumerate(nodes(6))]
+    placement, asked = Placement(found), 0
+    for id in IDS[:500]:
+        owner, *others = placement.ranked(id, 4)
+        older = [member for member in others if member.since_ms < owner.since_ms]
+        assert placement.before(id) == older[:1]
+        assert placement.before(id, lately=False) == []
+        asked += bool(older)
+    assert 0 < asked < 500  # the one that came first asks nobody
+
+
 def test_blocks_are_owned_in_proportion_to_weights() -> None:
     weighted = [replace(member, weight=weight) for member, weight in zip(nodes(4), (1.0, 2.0, 3.0, 4.0), strict=True)]
     owned = Counter(m.weight for m in Placement(weighted).owners(IDS))
