@@ -1,8 +1,8 @@
 """Talk to the node's daemon, and start it when there is none.
 
-Readers use it for blocks that are not on the node, and `dsctl` for everything else. Any thread may call it; each has a
-connection of its own, and none goes across `fork()`. If the daemon dies in the middle of a request, it is started and
-asked again: every request is idempotent.
+Readers use it for blocks that are not on the node, and `dsctl` for everything else. Any thread may call it; a
+connection has one request at a time, and none goes across `fork()`. If the daemon dies in the middle of a request, it
+is started and asked again: every request is idempotent.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -48,6 +49,8 @@ _EXTERNAL_AWAY_S = 5.0
 """Time to wait for a daemon that something else starts, from when it was first missed."""
 _CONNECT_TIMEOUT_S = 5.0
 _LOOK_EVERY_S = 0.25
+_MOST_IDLE = 64
+"""Connections that a process keeps for its next requests."""
 _ALIVE_TIMEOUT_S = 3.0
 _LOOK_TIMEOUT_S = 10.0
 """For questions that the daemon answers from memory."""
@@ -74,9 +77,50 @@ class _Connection(Connection):
         """True if the daemon was told over it how this process reaches stores."""
 
     def _look(self) -> None:
-        self._watch()
         if time.monotonic() > self.give_up_at:
             raise TimeoutError(errno.ETIMEDOUT, "the daemon did not answer in time")
+        self._watch()
+
+
+class AskedBlock:
+    """A block that the daemon was asked for, by a caller that does other things until the answer comes. One thread at a
+    time calls it, and ends with `take` or `give_up`."""
+
+    def __init__(
+        self,
+        connection: _Connection,
+        request: BlocksRequest,
+        part: slice,
+        silent: Callable[[], bool],
+        keep: Callable[[_Connection], object],
+    ) -> None:
+        self._connection, self._request, self._part = connection, request, part
+        self._silent, self._keep = silent, keep
+        connection.ask_blocks(request)
+
+    def fileno(self) -> int:
+        """Return the descriptor that is readable once the answer comes."""
+        return self._connection.frames.connection.fileno()
+
+    def overdue(self) -> bool:
+        """Tell whether the daemon has become silent or has had its time, so that no answer may ever come."""
+        return time.monotonic() > self._connection.give_up_at or self._silent()
+
+    def take(self) -> memoryview | None:
+        """Receive the answer, which has begun to come; return the part of the block that was wanted. None if it does
+        not come, or is an error: `DaemonClient.block` asks again, and says what is wrong."""
+        self._connection.give_up_at = 0.0
+        try:
+            data = self._connection.asked_block(*self._request.blocks[0])
+        except (OSError, DatacacheError):
+            self.give_up()
+            return None
+        self._keep(self._connection)
+        return data[self._part] if isinstance(data, memoryview) else None
+
+    def give_up(self) -> None:
+        """Do without the answer."""
+        self._connection.close()
 
 
 class DaemonClient:
@@ -85,7 +129,8 @@ class DaemonClient:
     def __init__(self, settings: Settings, *, prepare: Callable[[], object] = lambda: None) -> None:
         """`prepare` is called in the thread of a caller that waits and may soon have to do without the daemon."""
         self._settings, self._prepare = settings, prepare
-        self._local: PerProcess[threading.local] = PerProcess(threading.local)
+        self._idle: PerProcess[deque[_Connection]] = PerProcess(deque)
+        """Connections that no thread uses at the moment; the last is taken first."""
         # A get may take the store's whole patience, and wait behind others.
         self._block_timeout_s = 2 * settings.store_timeout_s + 10.0
         self._pulse = PerProcess(lambda: PulseWatch(settings.home))
@@ -141,6 +186,24 @@ class DaemonClient:
             return found
 
         return self._ask(talk, timeout_s=self._block_timeout_s, introduce=True)
+
+    def ask_block(self, ref: ObjectRef, number: int, part: slice, dataset: str, snapshot: str) -> AskedBlock | None:
+        """Ask for a part of a block and do not wait for it. None where only `block` can ask: no connection that the
+        daemon knows is free."""
+        try:
+            connection = self._idle.get().pop()
+        except IndexError:
+            return None
+        if not connection.introduced:
+            self._keep(connection)
+            return None
+        connection.give_up_at = time.monotonic() + self._block_timeout_s
+        request = BlocksRequest([(ref, number)], dataset, snapshot, Mode.READ)
+        try:
+            return AskedBlock(connection, request, part, self._is_silent, self._keep)
+        except (OSError, DatacacheError):
+            connection.close()
+            return None
 
     def health(self) -> dict[str, Any]:
         """Return the daemon's process, settings and problems."""
@@ -256,6 +319,9 @@ class DaemonClient:
             f"the cache daemon of {self._settings.home} (pid {pid}) has not answered for {silent_s:.0f} s",
             hint=f"{hint} Its log: {paths.log_path(self._settings.home)}",
         )
+
+    def _is_silent(self) -> bool:
+        return self._pulse.get().silent_s() is not None
 
     def _pid(self) -> str:
         with contextlib.suppress(OSError):
@@ -459,20 +525,33 @@ class DaemonClient:
             log.warning("the daemon reaches stores %s from now on", " and ".join(words))
 
     def _once(self, talk: Callable[[_Connection], T], timeout_s: float, *, introduce: bool = False) -> T:
-        local = self._local.get()
-        connection: _Connection | None = getattr(local, "connection", None)
-        if connection is None:
-            connection = local.connection = _Connection(self._settings.home, self._look)
+        idle = self._idle.get()
+        try:
+            connection = idle.pop()
+        except IndexError:
+            connection = _Connection(self._settings.home, self._look)
         connection.give_up_at = time.monotonic() + timeout_s
         try:
             if introduce and not connection.introduced:
                 self._introduce(connection)
-            return talk(connection)
+            answer = talk(connection)
         except BaseException as exc:
-            if not isinstance(exc, DatacacheError) or isinstance(exc, DaemonSilentError):
+            if isinstance(exc, DatacacheError) and not isinstance(exc, DaemonSilentError):
+                self._keep(connection)
+            else:
                 connection.close()  # an answer may be on its way still
-                local.connection = None
+                while idle:  # the daemon they lead to is away
+                    idle.pop().close()
             raise
+        self._keep(connection)
+        return answer
+
+    def _keep(self, connection: _Connection) -> None:
+        idle = self._idle.get()
+        if len(idle) < _MOST_IDLE:
+            idle.append(connection)
+        else:
+            connection.close()
 
 
 def import_store_clients() -> None:

@@ -51,17 +51,24 @@ class Connection:
     def blocks(self, request: BlocksRequest) -> Iterator[memoryview | DatacacheError | None]:
         """Yield what came of each block, in their order; None for one that a node has not got, or has no time for. The
         iterator must be gone through to its end, or the connection closed."""
+        self.ask_blocks(request)
+        for ref, number in request.blocks:
+            yield self.asked_block(ref, number, sum_bytes=SUM_BYTES if request.mode.of_a_peer else 0)
+
+    def ask_blocks(self, request: BlocksRequest) -> None:
+        """Ask for blocks without waiting; the connection is readable once an answer comes."""
         self._number += 1
         self.frames.send(Kind.BLOCKS, self._number, body=request.encode())
-        for ref, number in request.blocks:
-            came = self._block(ref, number, sum_bytes=SUM_BYTES if request.mode.of_a_peer else 0)
-            yield None if isinstance(came, Frame) else came
+
+    def asked_block(self, ref: ObjectRef, number: int, *, sum_bytes: int = 0) -> memoryview | DatacacheError | None:
+        """Return what comes of the next block that `ask_blocks` asked for, as `blocks` does."""
+        came = self._block(ref, number, sum_bytes=sum_bytes)
+        return None if isinstance(came, Frame) else came
 
     def answers(self, request: BlocksRequest) -> Iterator[tuple[int, memoryview | DatacacheError | Kind]]:
         """Yield the positions of a node's blocks and what came of each: first all in their order, with `Kind.WAIT` for
         those that the node gets; then these. Between them it sends signs of life. See `blocks` for the end."""
-        self._number += 1
-        self.frames.send(Kind.BLOCKS, self._number, body=request.encode())
+        self.ask_blocks(request)
         later, positions = [], iter(range(len(request.blocks)))
         for at in positions:
             came = self._block(*request.blocks[at], sum_bytes=SUM_BYTES)

@@ -19,7 +19,7 @@ from datacache.core.concurrency import LastLoaded, PerProcess, gather
 from datacache.core.counters import BROKEN_BLOCKS, DIRECT_READS
 from datacache.core.errors import CorruptManifestError, DaemonError, DatacacheError, StoreAccessError
 from datacache.core.ids import BLOCK_BYTES, BlockId, ObjectRef, block_count, block_id, block_length, object_id
-from datacache.daemon.client import DaemonClient, import_store_clients
+from datacache.daemon.client import AskedBlock, DaemonClient, import_store_clients
 from datacache.exchange.wire import MOST_BLOCKS
 from datacache.manifest.reader import LoadBlobs
 from datacache.settings import Settings
@@ -78,6 +78,17 @@ class DaemonBlocks:
             return None
         local.refresh()
         return memoryview(data)[start:stop]
+
+    def ask(self, ref: ObjectRef, number: int, start: int, stop: int) -> AskedBlock | None:
+        """Ask for bytes of a block that is not on this node, and do not wait for them. None where only `read` can get
+        them: the block is here after all, or broken."""
+        if ref.store.startswith("memory://") or self._local.has(block_id(object_id(ref), number)):
+            return None
+        asked = self._client.ask_block(ref, number, slice(start, stop), self._dataset, self._snapshot)
+        if asked is not None:
+            self._local.counters.miss(stop - start)
+            self._local.refresh()
+        return asked
 
     def read_whole(self, wanted: Sequence[tuple[ObjectRef, int]]) -> list[memoryview | None]:
         """Return whole blocks that are not on this node, asked for together; None for each that `read` is to give, or
@@ -174,6 +185,10 @@ class NodeBlocks:
             if data is not None:
                 return data
         raise AssertionError("a store gives the bytes or raises")
+
+    def ask(self, ref: ObjectRef, number: int, start: int, stop: int) -> AskedBlock | None:
+        """See `DaemonBlocks.ask`."""
+        return self._daemon.ask(ref, number, start, stop) if self._daemon is not None else None
 
     def read_whole(self, wanted: Sequence[tuple[ObjectRef, int]]) -> list[memoryview | bytes | DatacacheError]:
         """Return whole blocks, or what `read` raises of each; those that are not on this node come together."""

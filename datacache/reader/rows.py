@@ -12,7 +12,8 @@ from typing import Any, NoReturn, cast
 
 from datacache.core.concurrency import gather
 from datacache.core.errors import CorruptManifestError, DatacacheError, ObjectNotFoundError, SnapshotClosedError
-from datacache.core.ids import BLOCK_BYTES, BlockId, ObjectId, block_count, block_id, object_id
+from datacache.core.ids import BLOCK_BYTES, BlockId, ObjectId, block_count, block_id, block_length, object_id
+from datacache.daemon.client import AskedBlock
 from datacache.manifest.model import SnapshotRecord
 from datacache.manifest.reader import Manifest
 from datacache.manifest.view import Tree
@@ -70,6 +71,18 @@ class RowReader:
                 self._explain(exc)
                 raise
         return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def ask_row(self, row: int, start: int, stop: int) -> AskedBlock | None:
+        """Ask the daemon for bytes of a row that are not on this node, and do not wait for them. None where only
+        `read_row` can get them, or gets them more cheaply: the answer has the whole block."""
+        entry = self.manifest.entry(row)
+        number = start // BLOCK_BYTES
+        first, stop = number * BLOCK_BYTES, min(stop, entry.size_bytes)
+        if not first <= start < stop <= first + BLOCK_BYTES:
+            return None
+        if 2 * (stop - start) < block_length(entry.size_bytes, number):
+            return None
+        return self._blocks.ask(self.manifest.object_ref(entry), number, start - first, stop - first)
 
     def read_rows(self, rows: Sequence[int]) -> list[bytes | memoryview | DatacacheError]:
         """Return all bytes of some rows, wherever they are, or the error of each that cannot be had. Those of one block

@@ -329,7 +329,8 @@ class Supervisor:
         os.set_blocking(queue.fd, True)
         slot.opened = True
         queue.phase = "serving"
-        self._order(slot, {"op": "serve", "mount": mounted.number, "device": mounted.device}, [os.dup(queue.fd)])
+        order = {"op": "serve", "mount": mounted.number, "device": mounted.device, "own": queue.own_queue}
+        self._order(slot, order, [os.dup(queue.fd)])
 
     def _stop(self, slot: _Slot, mounted: Mounted) -> None:
         mounted.queues[slot.number].phase = "stopping"

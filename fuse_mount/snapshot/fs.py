@@ -25,6 +25,7 @@ from datacache.core.paths import stays_inside
 
 if TYPE_CHECKING:
     from datacache.api import Snapshot
+    from datacache.daemon.client import AskedBlock
 
 ROOT = 1
 _FILE_BASE = 2
@@ -116,6 +117,11 @@ class SnapshotFs:
         if offset >= stop:
             return b""
         return self._local(row, offset, stop)
+
+    def ask(self, ino: int, offset: int, size: int) -> AskedBlock | None:
+        """Ask for bytes that `read_now` has not got, and do not wait for them. None where only `read_wait` gets
+        them."""
+        return self._rows.ask_row(ino - _FILE_BASE, offset, offset + size)
 
     def read_wait(self, ino: int, offset: int, size: int) -> bytes | memoryview:
         """Return the bytes, fetched if need be; blocks for as long as the store does. Raises `core.errors`."""

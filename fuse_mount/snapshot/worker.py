@@ -4,8 +4,9 @@
 store or disk does not answer keeps no other one waiting. A loop holds no state that its successor would need, so its
 process may be killed at any moment (see `supervisor` for what happens to the requests it was working on).
 
-Threads: the one that calls `serve` runs the loop and answers all that is on this node; bytes that must be fetched go to
-a pool of the mount's own, so that waiting for a store never delays a hit, and are answered from there (a reply is one
+Threads: the one that calls `serve` runs the loop and answers all that is on this node. Waiting for a store never delays
+a hit: of bytes that the daemon must fetch the loop asks it, and goes on until it answers, without a thread to wake up.
+What the daemon cannot give like that goes to a pool of the mount's own, and is answered from there (a reply is one
 `writev`, which the kernel takes whole). How many wait is bounded by the kernel: `max_background` read-aheads and one
 read per reading thread.
 """
@@ -16,19 +17,27 @@ import contextlib
 import errno
 import logging
 import os
+import select
 import signal
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
 from fuse_mount.errno_map import FailureLog, errno_of
 from fuse_mount.kernel import protocol
 from fuse_mount.lifecycle.process import readable
 from fuse_mount.snapshot.fs import SnapshotFs
 
+if TYPE_CHECKING:
+    from datacache.daemon.client import AskedBlock
+
 _FETCH_THREADS = 32
 _KICK_S = 0.02
+_LOOK_EVERY_S = 0.25
+"""How often to look whether the daemon, which is to answer, has become silent."""
 _GIVEN_KEPT = 8192
 _SHORT_OF_MEMORY = 0.2
 _RETRIED = frozenset((errno.EINTR, errno.ENOENT))  # ENOENT: the request was withdrawn before it could be read
@@ -51,8 +60,9 @@ class Worker:
         owner: protocol.Ownership,
         *,
         failures: FailureLog | None = None,
+        own_queue: bool = True,
     ) -> None:
-        """`fd` is this object's from now on."""
+        """`fd` is this object's from now on. Without `own_queue` other processes read requests from it, too."""
         self._fs = fs
         self._fd = fd
         self._fd_lock = threading.Lock()
@@ -67,6 +77,13 @@ class Worker:
         self._fetching: dict[int, int] = {}
         self._fetching_lock = threading.Lock()  # guards _fetching
         self._fetched = threading.Condition(self._fetching_lock)
+        self._own_queue = own_queue
+        self._asked: dict[int, tuple[AskedBlock, int, int, int, int]] = {}
+        """The blocks that the daemon was asked for by the loop, by descriptor, each with its request: unique, without
+        `UNIQUE_RESEND`, inode, offset and size."""
+        self._events: select.epoll | None = None
+        """While the loop waits for kernel and daemon; without it the descriptor is blocking, which costs less."""
+        self._look_at_s = 0.0
         self._given: deque[tuple[int, int, int]] = deque(maxlen=_GIVEN_KEPT)
         self._stopping: bool = False
         self._stopped = threading.Event()
@@ -90,12 +107,15 @@ class Worker:
         readv = os.readv
         try:
             while not self._stopping:
+                if self._events is not None and not self._kernel_asks(self._events):
+                    continue
                 try:
                     readv(fd, buffers)
                 except BlockingIOError:
-                    # A descriptor that all workers share, made non-blocking by one that was told to stop, or
-                    # this one.
-                    readable(fd, _KICK_S * 5)
+                    # Another worker was quicker. Or this is a descriptor that all workers share, made non-blocking by
+                    # one that was told to stop, or this one.
+                    if self._events is None:
+                        readable(fd, _KICK_S * 5)
                     continue
                 except OSError as exc:
                     if exc.errno == errno.ENODEV:
@@ -241,6 +261,8 @@ class Worker:
             elif exc.errno not in (errno.ENOENT, errno.ENODEV):
                 raise
             return
+        if self._events is not None and not self._asked:
+            self._wait_for_kernel_only(self._events)
         self._given.append((ino, offset, length))
 
     def _fetch(self, unique: int, ino: int, offset: int, size: int) -> None:
@@ -250,8 +272,64 @@ class Worker:
             # Sent again while it is being fetched here: one fetch, and the answer carries the id that came
             # last.
             self._fetching[base] = unique
-        if not known:
+        if not known and not (self._own_queue and self._ask(base, ino, offset, size)):
             self._pool.submit(self._fetch_and_reply, base, ino, offset, size)
+
+    def _ask(self, base: int, ino: int, offset: int, size: int) -> bool:
+        """Ask the daemon for bytes. False where only a thread that waits gets them."""
+        try:
+            asked = self._fs.ask(ino, offset, size)
+        except Exception:  # noqa: BLE001 - the other way says what is wrong
+            return False
+        if asked is None:
+            return False
+        if self._events is None:
+            self._events = select.epoll()
+            # Exclusive: a request wakes up one worker, not all that wait like this.
+            self._events.register(self._fd, select.EPOLLIN | select.EPOLLEXCLUSIVE)
+            os.set_blocking(self._fd, False)
+        self._events.register(asked, select.EPOLLIN)
+        self._asked[asked.fileno()] = asked, base, ino, offset, size
+        return True
+
+    def _kernel_asks(self, events: select.epoll) -> bool:
+        """Wait for kernel and daemon, and pass on what the daemon answers. Tell whether the kernel asks something."""
+        ready = events.poll(_LOOK_EVERY_S)
+        if not ready and not self._asked:
+            self._wait_for_kernel_only(events)
+            return True
+        for fd, _ in ready:
+            if fd != self._fd:
+                self._pass_on(fd, events)
+        now_s = time.monotonic()
+        if now_s >= self._look_at_s:
+            self._look_at_s = now_s + _LOOK_EVERY_S
+            for fd in [fd for fd, (asked, *_) in self._asked.items() if asked.overdue()]:
+                self._give_up(fd)
+        return any(fd == self._fd for fd, _ in ready)
+
+    def _pass_on(self, fd: int, events: select.epoll) -> None:
+        """Answer the kernel with what comes from the daemon."""
+        events.unregister(fd)
+        asked, base, *where = self._asked.pop(fd)
+        data = asked.take()
+        if data is None:
+            self._pool.submit(self._fetch_and_reply, base, *where)
+            return
+        with self._fetching_lock:
+            unique = self._fetching.pop(base)
+        self._reply(unique, 0, data)
+
+    def _give_up(self, fd: int) -> None:
+        """Let a thread get what the daemon was asked for."""
+        asked, *request = self._asked.pop(fd)
+        asked.give_up()
+        self._pool.submit(self._fetch_and_reply, *request)
+
+    def _wait_for_kernel_only(self, events: select.epoll) -> None:
+        self._events = None
+        events.close()
+        os.set_blocking(self._fd, True)
 
     def _fetch_and_reply(self, base: int, ino: int, offset: int, size: int) -> None:
         error, data = self._read_wait(ino, offset, size)
@@ -276,6 +354,11 @@ class Worker:
             return self._failed(ino, exc), b""
 
     def _finish_fetches(self) -> None:
+        if self._events is not None:
+            self._events.close()
+            self._events = None
+        for fd in list(self._asked):
+            self._give_up(fd)
         with self._fetched:
             self._fetched.wait_for(lambda: not self._fetching)
         self._pool.shutdown(wait=True)

@@ -3,7 +3,7 @@
 Forked by `supervisor`, with nothing but a socket to it. Messages on it are JSON, one a packet:
 
     {"op": "open", "mount": N, "config": …}     open the snapshot: {"mount": N, "opened": facts} or "error" and "hint"
-    {"op": "serve", "mount": N, "device": D}    with the descriptor: serve it
+    {"op": "serve", "mount": N, "device": D, "own": true}    with the descriptor: serve it; no other worker reads it
     {"op": "stop", "mount": N}                  answer what was read, and let go of it: {"mount": N, "ended": "stopped"}
     {"mount": N, "ended": "unmounted"}          the mount is gone
     {"mount": N, "ended": "failed"}             its loop failed
@@ -81,8 +81,8 @@ class _Mount:
         self.number = number
         self.config = config
         self.device = 0
-        self.orders: queue.SimpleQueue[int | None] = queue.SimpleQueue()
-        """Gets the descriptor to serve, or None."""
+        self.orders: queue.SimpleQueue[tuple[int, bool] | None] = queue.SimpleQueue()
+        """Gets the descriptor to serve, and whether it is a queue of this process alone; or None."""
         self.is_given = False
         """True once it has got the descriptor: requests may be lost without this process."""
         self.worker: Worker | None = None
@@ -155,7 +155,7 @@ class _Process:
             mount = self._mounts[number]
             with self._lock:
                 mount.device, mount.is_given = int(message["device"]), True
-            mount.orders.put(fds.pop())
+            mount.orders.put((fds.pop(), bool(message["own"])))
         elif message["op"] == "stop":
             self._stop(number)
         for fd in fds:
@@ -182,8 +182,8 @@ class _Process:
             return
         facts = {name: getattr(snapshot.record, name) for name in ("dataset", "id", "files", "total_bytes")}
         self._say({"mount": mount.number, "opened": facts})
-        fd = mount.orders.get()
-        if fd is None:  # the supervisor changed its mind
+        order = mount.orders.get()
+        if order is None:  # the supervisor changed its mind
             snapshot.close()
             self._forget(mount)
             self._say({"mount": mount.number, "ended": "stopped"})
@@ -194,7 +194,8 @@ class _Process:
 
         failures = FailureLog(prefix=f"{config.mountpoint}: ", note=note)
         owner = protocol.Ownership(config.uid, config.gid, config.umask)
-        worker = Worker(SnapshotFs(snapshot), fd, owner, failures=failures)
+        fd, own = order
+        worker = Worker(SnapshotFs(snapshot), fd, owner, failures=failures, own_queue=own)
         with self._lock:
             mount.worker = worker
             stopping = mount.stopping

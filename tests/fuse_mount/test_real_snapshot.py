@@ -47,6 +47,35 @@ def test_a_snapshot_is_read_cold_and_warm_and_stays_when_its_tag_moves(
     assert files_below(info.mountpoint) == expected
 
 
+@promise("A hanging or stopped daemon costs a node's reads three seconds once")
+def test_a_mount_reads_past_a_daemon_that_stops_or_dies_and_uses_it_again(
+    folder: Path, settings: Settings, tmp_path: Path
+) -> None:
+    settings = replace(settings, prefetch=False)
+    create_snapshot("mask", folder.as_uri(), settings=settings)
+    (tmp_path / "mnt").mkdir()
+    info = fuse_mount.mount_snapshot("mask", tmp_path / "mnt", settings=settings, workers=1)
+    expected = files_below(folder)
+    quarters = [sorted(expected)[first::4] for first in range(4)]
+
+    def read(names: list[str]) -> None:
+        assert {name: (info.mountpoint / name).read_bytes() for name in names} == {n: expected[n] for n in names}
+
+    read(quarters[0])
+    client = connect(settings)
+    pid = client.health()["pid"]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        read(quarters[1])
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    read(quarters[2])
+    os.kill(pid, signal.SIGKILL)
+    read(quarters[3])
+    assert client.health()["pid"] != pid
+    assert client.cache_status()["fetched"]["fetched"] > 0
+
+
 def test_a_snapshot_that_is_removed_while_it_is_mounted_is_read_on_by_the_next_worker(
     folder: Path, settings: Settings, tmp_path: Path
 ) -> None:

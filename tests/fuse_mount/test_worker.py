@@ -31,8 +31,11 @@ class Files:
     def __init__(self, folder: Path, gone: int) -> None:
         self.path, self.gone, self.reads = folder / "container", gone, 0
 
-    def read_now(self, ino: int, offset: int, size: int) -> None:
+    def read_now(self, ino: int, offset: int, size: int) -> bytes | None:
         """Nothing is here at once."""
+
+    def ask(self, ino: int, offset: int, size: int) -> AskedFake | None:
+        """There is no daemon."""
 
     def read_wait(self, ino: int, offset: int, size: int) -> memoryview:
         self.path.unlink(missing_ok=True)
@@ -48,8 +51,71 @@ class Files:
         return "a file"
 
 
+class AskedFake:
+    """A block that a daemon, the test, was asked for: `answers` has its end of a connection."""
+
+    def __init__(self, *, late: bool) -> None:
+        self.late = late
+        self.ours, self.answers = socket.socketpair()
+
+    def fileno(self) -> int:
+        return self.ours.fileno()
+
+    def overdue(self) -> bool:
+        return self.late
+
+    def take(self) -> memoryview | None:
+        came = self.ours.recv(SIZE)
+        self.give_up()
+        return memoryview(came) if came else None
+
+    def give_up(self) -> None:
+        self.ours.close()
+
+
+class AskedFiles(Files):
+    """Inode 1 is asked for; all others are here."""
+
+    def __init__(self, folder: Path, *, late: bool = False) -> None:
+        super().__init__(folder, gone=0)
+        self.asked = AskedFake(late=late)
+
+    def read_now(self, ino: int, offset: int, size: int) -> bytes | None:
+        return None if ino == 1 else b"here"
+
+    def ask(self, ino: int, offset: int, size: int) -> AskedFake:
+        return self.asked
+
+
+class Kernel:
+    """The kernel's end of a queue, and the worker that serves it."""
+
+    def __init__(self, files: Files, stack: ExitStack) -> None:
+        self._queue, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        stack.enter_context(self._queue).settimeout(20)
+        self.worker = Worker(files, theirs.detach(), protocol.Ownership(0, 0, 0))  # type: ignore[arg-type]
+        loop = threading.Thread(target=self.worker.serve)
+        loop.start()
+        stack.callback(self.worker.close)
+        stack.callback(loop.join)
+        stack.callback(self.worker.stop)
+
+    def ask(self, ino: int) -> None:
+        """Ask for all bytes of a file."""
+        request = _READ_IN.pack(0, 0, SIZE, 0, 0, 0, 0)
+        header = _IN_HEADER.pack(_IN_HEADER.size + len(request), protocol.READ, 10 + ino, ino, 0, 0, 0, 0)
+        self._queue.send(header + request)
+
+    def answer(self) -> tuple[int, int, bytes]:
+        """Return the next answer: the inode of its request, error and bytes."""
+        answer = self._queue.recv(2 * SIZE)
+        length, error, unique = struct.unpack_from("<IiQ", answer)
+        assert length == len(answer)
+        return unique - 10, error, answer[16:]
+
+
 @pytest.fixture
-def kernel() -> Iterator[ExitStack]:
+def stack() -> Iterator[ExitStack]:
     before = signal.signal(signal.SIGUSR1, lambda _number, _frame: None)  # what ends the loop
     with ExitStack() as stack:
         stack.callback(signal.signal, signal.SIGUSR1, before)
@@ -59,20 +125,39 @@ def kernel() -> Iterator[ExitStack]:
 @promise("A full or failing disk is read around and costs speed, not bytes")
 @pytest.mark.parametrize("gone", [0, 1, 100])
 def test_a_read_is_answered_also_if_its_bytes_go_away_before_the_answer(
-    kernel: ExitStack, tmp_path: Path, gone: int
+    stack: ExitStack, tmp_path: Path, gone: int
 ) -> None:
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    kernel.enter_context(ours).settimeout(20)
-    worker = Worker(Files(tmp_path, gone), theirs.detach(), protocol.Ownership(0, 0, 0))  # type: ignore[arg-type]
-    loop = threading.Thread(target=worker.serve)
-    loop.start()
-    kernel.callback(worker.close)
-    kernel.callback(loop.join)
-    kernel.callback(worker.stop)
-    request = _READ_IN.pack(0, 0, SIZE, 0, 0, 0, 0)
-    header = _IN_HEADER.pack(_IN_HEADER.size + len(request), protocol.READ, 6, 1, 0, 0, 0, 0)
-    ours.send(header + request)
-    answer = ours.recv(2 * SIZE)
-    length, error, unique = struct.unpack_from("<IiQ", answer)
-    assert (length, unique) == (len(answer), 6)
-    assert (error, answer[16:]) == ((0, b"x" * SIZE) if gone < 3 else (-errno.EIO, b""))
+    kernel = Kernel(Files(tmp_path, gone), stack)
+    kernel.ask(1)
+    assert kernel.answer() == ((1, 0, b"x" * SIZE) if gone < 3 else (1, -errno.EIO, b""))
+
+
+@promise("A read that waits for the store delays no other")
+def test_the_loop_serves_others_until_the_daemon_answers(stack: ExitStack, tmp_path: Path) -> None:
+    files = AskedFiles(tmp_path)
+    kernel = Kernel(files, stack)
+    for ino in (1, 2, 3):
+        kernel.ask(ino)
+    assert [kernel.answer(), kernel.answer()] == [(2, 0, b"here"), (3, 0, b"here")]
+    files.asked.answers.send(b"fetched")
+    assert kernel.answer() == (1, 0, b"fetched")
+    assert not files.reads  # by a thread
+    kernel.ask(2)
+    assert kernel.answer() == (2, 0, b"here")
+
+
+@pytest.mark.parametrize("how", ["the daemon hangs up", "the daemon is silent", "the worker is stopped"])
+def test_a_thread_reads_what_the_daemon_was_asked_for_in_vain(stack: ExitStack, tmp_path: Path, how: str) -> None:
+    files = AskedFiles(tmp_path, late=how == "the daemon is silent")
+    kernel = Kernel(files, stack)
+    for ino in (1, 2):
+        kernel.ask(ino)
+    if how != "the daemon is silent":
+        assert kernel.answer() == (2, 0, b"here")
+    if how == "the daemon hangs up":
+        files.asked.answers.close()
+    elif how == "the worker is stopped":
+        kernel.worker.stop()
+    while (answer := kernel.answer())[0] == 2:  # looks at the silent daemon come before or after
+        pass
+    assert answer == (1, 0, b"x" * SIZE)
