@@ -164,6 +164,11 @@ class Fetcher:
             self._writer.call(lambda: self._writer.drop(block)).result()
         return False
 
+    def kept_elsewhere(self, block: BlockId, dataset: str) -> bool:
+        """Tell whether a block is for the disk of another node to keep."""
+        peers = self._peers
+        return peers is not None and not peers.keeps(dataset) and bool(peers.ranked_before_this(block, dataset))
+
     def read_for_node(self, ref: ObjectRef, number: int, dataset: str) -> Reading | None:
         """As `read`, for another node: no third one that owns the block is asked. None if this one waits for another
         node itself."""
@@ -364,9 +369,11 @@ class Fetcher:
                 self.stats.get_s += took_s
                 self.stats.get_counts[bisect_left(LATENCY_BOUNDS_S, took_s)] += 1
 
+        elsewhere = given is not None and self._peers is not None and not self._peers.keeps(dataset)
+
         def landed(kept: bool) -> None:  # in the writer's thread
-            self._refused = not kept
-            self._end(id, flight, kept=kept, data=data)
+            self._refused = not (kept or elsewhere)
+            self._end(id, flight, kept=kept, data=data, elsewhere=elsewhere)
             self._release_flight(flight)
             if kept and self._whole is not None:
                 self._whole.landed(ref, number)
@@ -379,7 +386,7 @@ class Fetcher:
             dataset=dataset,
             ahead=ahead,
             lane=lane,
-            in_ram_only=given is not None and self._peers is not None and not self._peers.keeps(dataset),
+            in_ram_only=elsewhere,
             unchecked=ref if self._whole is not None and block_count(ref.size_bytes) > 1 else None,
         )
         self._writer.put(block, landed)
@@ -405,7 +412,7 @@ class Fetcher:
                 return None
         return None if ahead and not self.local.has(id) else self.local.view(id, 0, None)
 
-    def _end(self, id: BlockId, flight: _Flight, *, kept: bool, data: Data = b"") -> None:
+    def _end(self, id: BlockId, flight: _Flight, *, kept: bool, data: Data = b"", elsewhere: bool = False) -> None:
         with self._lock:
             del self._flights[id]
             if kept:
@@ -420,4 +427,4 @@ class Fetcher:
                 while self._held_bytes > _HELD_BYTES:
                     self._held_bytes -= len(self._held.popitem(last=False)[1])
         for stored in flight.stored:
-            stored(kept)
+            stored(kept or elsewhere)

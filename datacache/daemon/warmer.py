@@ -1,10 +1,10 @@
 """Fill the tiers with whole snapshots: for `dsctl warm`, and for the first read of a snapshot.
 
 A job walks the manifest, fetches the blocks that the index does not have, and at the end looks once more whether every
-block is there: only then is it done. Each job has threads of its own, which take blocks from one shared walk and fetch
-them themselves, as many at a time as the fetcher lets them, whatever the number of jobs. A job goes on past objects
-that are gone or changed, each at the first of its blocks that fails so, and ends early if going on is of no use: the
-store is away, or the tiers are full.
+block is there, or is for another node of the cluster to keep: only then is it done. Each job has threads of its own,
+which take blocks from one shared walk and fetch them themselves, as many at a time as the fetcher lets them, whatever
+the number of jobs. A job goes on past objects that are gone or changed, each at the first of its blocks that fails so,
+and ends early if going on is of no use: the store is away, or the tiers are full.
 """
 
 from __future__ import annotations
@@ -228,7 +228,8 @@ class _Warming:
             if looked_at < blocks:
                 missing += ref.size_bytes - looked_at * BLOCK_BYTES
             for number in range(looked_at):
-                if not self._fetcher.present(block_id(obj, number)):
+                id = block_id(obj, number)
+                if not self._fetcher.present(id) and not self._fetcher.kept_elsewhere(id, self._dataset):
                     missing += block_length(ref.size_bytes, number)
                 if self._stopping.is_set() or self._job.cancelled:
                     return missing

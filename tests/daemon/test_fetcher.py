@@ -349,7 +349,7 @@ class Owner:
         return None
 
     def keeps(self, dataset):
-        return True
+        return self.kept_here
 
 
 def test_a_node_that_asks_for_a_block_waits_for_the_store_with_this_one_and_for_no_other_node(store):
@@ -388,7 +388,7 @@ class Others:
     """The other nodes of a cluster, each of which owns every block and answers when the test says so."""
 
     def __init__(self) -> None:
-        self.asked, self.go_on = [], threading.Event()
+        self.asked, self.go_on, self.kept_here = [], threading.Event(), True
 
     def ranked_before_this(self, id, dataset):
         return ["owner"]
@@ -402,7 +402,7 @@ class Others:
         return None
 
     def keeps(self, dataset):
-        return True
+        return self.kept_here
 
 
 def test_nodes_that_all_wait_for_each_other_get_what_the_other_waits_for(store):
@@ -418,4 +418,18 @@ def test_nodes_that_all_wait_for_each_other_get_what_the_other_waits_for(store):
     assert fetcher.read_for_node(small(queued), 0, "d").data.result(30) == b"x" * 10
     others.go_on.set()
     assert [each.result(30) for each in waiting[:29]] == [b"y" * 10] * 29
+    fetcher.close()
+
+
+def test_what_the_disk_of_another_node_keeps_counts_as_kept_though_no_tier_here_has_room(store):
+    others, kept = Others(), []
+    others.kept_here = False
+    others.go_on.set()
+    fetcher = Fetcher(Tiers(keep=False), Tiers(keep=False), lambda _: store, 8, peers=others)
+    id = block_id(object_id(small(0)), 0)
+    fetcher.fill(id, small(0), 0, "d", stored=kept.append)
+    assert kept == [True]
+    assert fetcher.kept_elsewhere(id, "d")
+    read(fetcher, LARGE, 0, "d").result(30)
+    until(lambda: len(others.asked) > 2)  # read ahead as ever
     fetcher.close()

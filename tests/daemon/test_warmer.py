@@ -44,6 +44,9 @@ class Fetches:
     def present(self, id):
         return id in self.here
 
+    def kept_elsewhere(self, id, dataset):
+        return False
+
     def fill(self, id, ref, number, dataset, *, stored, looked):
         with self.lock:
             self.fills += 1
