@@ -11,6 +11,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from operator import lt
+from typing import Any, cast
 
 from datacache.core.errors import CorruptManifestError
 from datacache.core.ids import ObjectRef
@@ -38,6 +39,8 @@ class Manifest:
         self._ranges: dict[int, Range] = {}
         self._cached_rows = cached_rows
         self._rows_held = 0
+        self._last: tuple[int, Entry] = -1, cast("Any", None)
+        """The entry that was asked for last, and its row: mounts look a name up, then read."""
 
     @classmethod
     def open(cls, id: str, load: LoadBlobs) -> Manifest:
@@ -78,8 +81,12 @@ class Manifest:
 
     def entry(self, row: int) -> Entry:
         """Return the entry at a row."""
-        held, index, _ = self.locate(row)
-        return held.entry(index)
+        last, entry = self._last
+        if last != row:
+            held, index, _ = self.locate(row)
+            entry = held.entry(index)
+            self._last = row, entry
+        return entry
 
     def object_ref(self, entry: Entry) -> ObjectRef:
         """Return the object, and the version of it, that holds an entry's bytes."""

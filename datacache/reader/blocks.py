@@ -79,15 +79,14 @@ class DaemonBlocks:
         local.refresh()
         return memoryview(data)[start:stop]
 
-    def ask(self, ref: ObjectRef, number: int, start: int, stop: int) -> AskedBlock | None:
-        """Ask for bytes of a block that is not on this node, and do not wait for them. None where only `read` can get
-        them: the block is here after all, or broken."""
-        if ref.store.startswith("memory://") or self._local.has(block_id(object_id(ref), number)):
+    def ask(self, block: BlockId, ref: ObjectRef, number: int, part: slice) -> AskedBlock | None:
+        """Ask for a part of a block that the tiers' `view` has just not given, and do not wait for it. None where only
+        `read` can get it, such as what is broken here."""
+        if ref.store.startswith("memory://") or self._local.unread(block):
             return None
-        asked = self._client.ask_block(ref, number, slice(start, stop), self._dataset, self._snapshot)
+        asked = self._client.ask_block(ref, number, part, self._dataset, self._snapshot)
         if asked is not None:
-            self._local.counters.miss(stop - start)
-            self._local.refresh()
+            self._local.counters.miss(part.stop - part.start)
         return asked
 
     def read_whole(self, wanted: Sequence[tuple[ObjectRef, int]]) -> list[memoryview | None]:
@@ -186,9 +185,9 @@ class NodeBlocks:
                 return data
         raise AssertionError("a store gives the bytes or raises")
 
-    def ask(self, ref: ObjectRef, number: int, start: int, stop: int) -> AskedBlock | None:
+    def ask(self, block: BlockId, ref: ObjectRef, number: int, part: slice) -> AskedBlock | None:
         """See `DaemonBlocks.ask`."""
-        return self._daemon.ask(ref, number, start, stop) if self._daemon is not None else None
+        return self._daemon.ask(block, ref, number, part) if self._daemon is not None else None
 
     def read_whole(self, wanted: Sequence[tuple[ObjectRef, int]]) -> list[memoryview | bytes | DatacacheError]:
         """Return whole blocks, or what `read` raises of each; those that are not on this node come together."""

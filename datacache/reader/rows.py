@@ -73,16 +73,15 @@ class RowReader:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def ask_row(self, row: int, start: int, stop: int) -> AskedBlock | None:
-        """Ask the daemon for bytes of a row that are not on this node, and do not wait for them. None where only
-        `read_row` can get them, or gets them more cheaply: the answer has the whole block."""
-        entry = self.manifest.entry(row)
+        """Ask the daemon for bytes of a row that `read_local` has just not given, and do not wait for them. None where
+        only `read_row` can get them, or gets them more cheaply: the answer has the whole block."""
+        obj, size = self.object_at(row)
         number = start // BLOCK_BYTES
-        first, stop = number * BLOCK_BYTES, min(stop, entry.size_bytes)
-        if not first <= start < stop <= first + BLOCK_BYTES:
+        first, stop = number * BLOCK_BYTES, min(stop, size)
+        if not first <= start < stop <= first + BLOCK_BYTES or 2 * (stop - start) < block_length(size, number):
             return None
-        if 2 * (stop - start) < block_length(entry.size_bytes, number):
-            return None
-        return self._blocks.ask(self.manifest.object_ref(entry), number, start - first, stop - first)
+        ref = self.manifest.object_ref(self.manifest.entry(row))
+        return self._blocks.ask(block_id(obj, number), ref, number, slice(start - first, stop - first))
 
     def read_rows(self, rows: Sequence[int]) -> list[bytes | memoryview | DatacacheError]:
         """Return all bytes of some rows, wherever they are, or the error of each that cannot be had. Those of one block
@@ -124,8 +123,10 @@ class RowReader:
             self._local.drop_pages(block_id(obj, number))
 
     def sweep(self) -> None:
-        """Give the disk space of evicted blocks back. A process that may not read for long calls it now and then."""
+        """Give the disk space of evicted blocks back, and find an index that was made anew. A process that may not read
+        for long, or only asks, calls it now and then."""
         self._local.sweep()
+        self._local.refresh()
 
     def unmap_pages(self) -> None:
         """Let go of the memory that was read, now and then in a pass through a large snapshot."""

@@ -134,6 +134,7 @@ class LocalBlocks:
         self._spots: dict[BlockId, Spot] = {}
         self._sweep_at_s = 0.0
         self._failed: set[BlockId] = set()
+        self._unread: set[BlockId] = set()
         self._use_memory(memory_dir(home, ram_dir))
 
     def copy(self, block: BlockId) -> bytes | None:
@@ -187,14 +188,18 @@ class LocalBlocks:
                 self._hit(spot.tier, len(view))
                 return view
             self._spots.pop(block, None)
-        for number, value in self._values(block):
+        values = self._values(block)
+        for number, value in values:
             spot = self.tiers[number].spot(value)
             if spot is not None:
                 view = self._verified(block, spot, start, stop)
                 if view is not None:
                     self._remember(block, spot)
                     self._hit(number, len(view))
+                    self._unread.discard(block)
                     return view
+        if values and len(self._unread) < _MAX_FAILED:
+            self._unread.add(block)
         return None
 
     def peek(self, block: BlockId, start: int, stop: int) -> memoryview | None:
@@ -237,6 +242,11 @@ class LocalBlocks:
         except KeyError:
             return False
         return True
+
+    def unread(self, block: BlockId) -> bool:
+        """Tell whether the last `view` failed to give a block although the index has it. For callers that have just
+        called `view` in vain: cheaper than `has`."""
+        return block in self._unread
 
     def present(self, block: BlockId) -> bool:
         """Tell whether a tier has a block by the index, in a container that is there and long enough, bytes unread."""

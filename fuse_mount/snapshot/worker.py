@@ -298,15 +298,18 @@ class Worker:
         if not ready and not self._asked:
             self._wait_for_kernel_only(events)
             return True
+        asks = False
         for fd, _ in ready:
-            if fd != self._fd:
+            if fd == self._fd:
+                asks = True
+            else:
                 self._pass_on(fd, events)
         now_s = time.monotonic()
         if now_s >= self._look_at_s:
             self._look_at_s = now_s + _LOOK_EVERY_S
             for fd in [fd for fd, (asked, *_) in self._asked.items() if asked.overdue()]:
                 self._give_up(fd)
-        return any(fd == self._fd for fd, _ in ready)
+        return asks
 
     def _pass_on(self, fd: int, events: select.epoll) -> None:
         """Answer the kernel with what comes from the daemon."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 
 import pytest
 
@@ -11,7 +12,8 @@ from datacache.core.errors import DaemonUnavailableError, ObjectChangedError, Ob
 from datacache.core.ids import BLOCK_BYTES
 from datacache.daemon.client import DaemonClient
 from datacache.exchange.wire import MOST_BLOCKS
-from datacache.settings import load_settings
+from datacache.tiers import layout
+from datacache.tiers.memory import memory_dir
 
 FILES = {f"{number:03d}.bin": bytes([number]) * (number * 1000) for number in range(2 * MOST_BLOCKS + 5)}
 FILES |= {"large.bin": b"l" * (BLOCK_BYTES + 5), "whole.bin": b"w" * BLOCK_BYTES}
@@ -75,17 +77,22 @@ def test_an_object_that_is_gone_or_changed_is_an_error_in_its_place(reader, buck
     assert whole == {name: data for name, data in FILES.items() if name not in failed}
 
 
-def test_a_block_that_is_broken_here_is_fetched_again(reader, settings):
-    read(reader)
+def break_the_cache(settings):
+    """Change bytes of all blocks in both tiers behind the back of the daemon, which starts anew."""
     connect().stop()
-    for region in (load_settings().home / "cache").rglob("*"):
-        if region.is_file() and region.stat().st_size > 2**20:
-            with region.open("r+b") as file:
+    for folder in (layout.ssd_dir(settings.home), memory_dir(settings.home, settings.ram_dir)):
+        for path in (path for path in folder.iterdir() if layout.container_of(path.name) is not None):
+            with path.open("r+b") as file:
                 data = bytearray(file.read())
                 data[4096::4096] = bytes(byte ^ 1 for byte in data[4096::4096])
                 file.seek(0)
                 file.write(data)
                 os.fsync(file.fileno())
+
+
+def test_a_block_that_is_broken_here_is_fetched_again(reader, settings):
+    read(reader)
+    break_the_cache(settings)
     names, found = read(reader)
     assert [bytes(data) for data in found] == [FILES[name] for name in names]
 
@@ -97,3 +104,31 @@ def test_without_a_daemon_the_store_gives_them(reader, monkeypatch):
     monkeypatch.setattr(DaemonClient, "_ask", away)
     names, found = read(reader)
     assert [bytes(data) for data in found] == [FILES[name] for name in names]
+
+
+def came_of(reader, name, start, stop):
+    """Look for bytes on this node, ask for them and wait: None where nobody can be asked like that."""
+    row = reader.rows.manifest.find(name.encode())
+    assert reader.rows.read_local(row, start, stop) is None
+    asked = reader.rows.ask_row(row, start, stop)
+    if asked is None:
+        return None
+    assert select.select([asked], [], [], 20)[0] == [asked]
+    return bytes(asked.take())
+
+
+def test_bytes_are_asked_for_without_waiting_once_a_connection_is_known(reader):
+    assert came_of(reader, "010.bin", 0, 10_000) is None  # there is no daemon
+    reader.read("020.bin")
+    assert came_of(reader, "010.bin", 5, 9_000) == FILES["010.bin"][5:9_000]
+    assert came_of(reader, "whole.bin", 0, BLOCK_BYTES) == FILES["whole.bin"]
+    assert came_of(reader, "large.bin", 0, 1000) is None  # far less than what would come
+    assert came_of(reader, "large.bin", 0, BLOCK_BYTES + 5) is None  # two blocks
+
+
+def test_what_is_broken_here_is_not_asked_for_without_waiting(reader, settings):
+    read(reader)
+    break_the_cache(settings)
+    assert reader.read("020.bin") == FILES["020.bin"]  # over a connection that is free from then on
+    assert came_of(reader, "100.bin", 0, 100_000) is None
+    assert reader.read("100.bin") == FILES["100.bin"]
