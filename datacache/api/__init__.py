@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from datacache.api.node import connect as connect
     from datacache.api.node import drain_node as drain_node
     from datacache.api.node import evict as evict
+    from datacache.api.node import follow_drain as follow_drain
     from datacache.api.node import follow_warm_up as follow_warm_up
     from datacache.api.node import jobs as jobs
     from datacache.api.node import pin as pin

@@ -10,11 +10,13 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from datacache.cluster.members import DRAINED
 from datacache.core.errors import CacheError, DaemonSilentError, SnapshotNotFoundError
 from datacache.daemon.client import DaemonClient
 from datacache.settings import Settings, load_settings
 
 _POLL_S = 0.05
+_DRAIN_POLL_S = 0.25
 _RESTARTS = 5
 _STILL_S = 5.0
 """How long nothing may come before a store is suspected."""
@@ -51,9 +53,22 @@ def cluster_status(settings: Settings | None = None) -> dict[str, Any]:
 
 
 def drain_node(node: str = "", settings: Settings | None = None) -> dict[str, Any]:
-    """Have this node own no blocks of its cluster until its daemon ends. `UsageError` where it is not `node`, or is in
-    no cluster."""
+    """Have a node own no blocks of its cluster until its daemon ends, and hand over what it has; '' is this node. Does
+    not wait: see `follow_drain`. `UsageError` where there is none of this name, or this node is in no cluster;
+    `CacheError` if it cannot be told."""
     return connect(settings).drain(node)
+
+
+def follow_drain(node: str, settings: Settings | None = None) -> Iterator[dict[str, Any]]:
+    """Yield the member again and again while it drains; the last one has drained, or is gone (`state` is '')."""
+    client = connect(settings)
+    while True:
+        found = [member for member in client.cluster()["members"] if member["node"] == node]
+        member = found[0] if found else {"node": node, "state": "", "left": 0}
+        yield member
+        if member["state"] in ("", DRAINED):
+            return
+        time.sleep(_DRAIN_POLL_S)
 
 
 def pin(ref: str, settings: Settings | None = None) -> dict[str, Any]:

@@ -7,6 +7,7 @@ so any thread may read them.
 from __future__ import annotations
 
 import socket
+import threading
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -19,8 +20,10 @@ JOINING = "joining"
 SERVING = "serving"
 """The node owns its share of the blocks."""
 DRAINING = "draining"
-"""The node owns nothing any more; the new owners ask it for what it has."""
-STATES = (JOINING, SERVING, DRAINING)
+"""The node owns nothing any more, and hands over what it has; until then the new owners ask it."""
+DRAINED = "drained"
+"""The node has handed over all that found room elsewhere."""
+STATES = (JOINING, SERVING, DRAINING, DRAINED)
 _EVERYWHERE = ("0.0.0.0", "[::]", "::", "*")
 
 
@@ -35,9 +38,12 @@ class Member:
     """Share of the blocks in relation to others: the capacity in bytes, or a number of the list."""
     zone: str = ""
     state: str = SERVING
-    """`JOINING`, `SERVING` or `DRAINING`; what a later version adds owns nothing here."""
+    """One of `STATES`; what a later version adds owns nothing here."""
     since_ms: int = 0
     """Since when it is in its state, in ms of the database's clock; 0 for all members of a list."""
+    left: int = field(default=0, compare=False)
+    """The blocks that a node which drains has still to look at; of one that has drained, those that no other node
+    took. Does not count when two are compared, either."""
     seen_s: float = field(default=0.0, compare=False)
     """How long ago the node renewed its lease, by the database's clock, when the view was read."""
 
@@ -72,15 +78,16 @@ class Members(Protocol):
     def start(self) -> None:
         """Join the cluster. Raises `NodeTakenError` if another living node has this id."""
 
-    def set_state(self, state: str) -> None:
-        """Tell the others, soon, that this node is joining, serving or draining."""
+    def set_state(self, state: str, left: int = 0) -> None:
+        """Tell the others, soon, the state of this node, and how many blocks are `Member.left`."""
 
     def stop(self) -> None:
         """Leave the cluster and end what `start` began. Idempotent."""
 
 
 class StaticMembers:
-    """The members that the settings list. Nobody learns when one of them goes: peers notice that it does not answer."""
+    """The members that the settings list. Nobody learns when one of them goes: peers notice that it does not answer.
+    Their states come from themselves (`Peers.tell`)."""
 
     problem = ""
 
@@ -92,15 +99,21 @@ class StaticMembers:
                 hint=f"Set DATACACHE_NODE to one of {', '.join(m.id for m in members)}, or add it to the list.",
             )
         self._node = node
+        self._lock = threading.Lock()  # held while the view is replaced
         self.view = ClusterView().replaced(list(members))
 
     def start(self) -> None:
         """Do nothing: the list is all there is."""
 
-    def set_state(self, state: str) -> None:
-        """Note this node's state for this node: the others do not learn it."""
-        mine = [replace(m, state=state) if m.id == self._node else m for m in self.view.members]
-        self.view = self.view.replaced(mine)
+    def set_state(self, state: str, left: int = 0) -> None:
+        """Note this node's state. The others do not learn it from here."""
+        self.note(self._node, state, left)
+
+    def note(self, node: str, state: str, left: int) -> None:
+        """Note the state of a node, if it is in the list."""
+        with self._lock:
+            members = [replace(m, state=state, left=left) if m.id == node else m for m in self.view.members]
+            self.view = self.view.replaced(members)
 
     def stop(self) -> None:
         """Do nothing."""

@@ -1,6 +1,7 @@
 """Members by leases: one document a node in the catalog's MongoDB, all by the database's clock.
 
-    cluster_members  {_id: "cluster/node", cluster, node, holder, address, weight, zone, state, since, seen, until}
+    cluster_members  {_id: "cluster/node", cluster, node, holder, address, weight, zone, state, since, left, seen,
+                      until}
 
 A node renews its lease (`until`) every few seconds and reads the leases that have not ended. No time of a node is
 written or compared, so clocks may be wrong. While MongoDB is away the last view stays, and renewal goes on when it is
@@ -71,9 +72,9 @@ class MongoMembers:
         self._thread = threading.Thread(target=self._run, name="cluster-members", daemon=True)
         self._thread.start()
 
-    def set_state(self, state: str) -> None:
+    def set_state(self, state: str, left: int = 0) -> None:
         """Change this node's state: the thread tells the others at once, or when MongoDB is back."""
-        self._me = replace(self._me, state=state)
+        self._me = replace(self._me, state=state, left=left)
         self._renewed_at = float("-inf")
         self._wake.set()
 
@@ -123,7 +124,15 @@ class MongoMembers:
         mine: _Document = {
             "$mergeObjects": [
                 {"$literal": {"_id": self._id, "cluster": self._cluster, "node": me.id, "holder": self._holder}},
-                {"$literal": {"address": me.address, "weight": me.weight, "zone": me.zone, "state": me.state}},
+                {
+                    "$literal": {
+                        "address": me.address,
+                        "weight": me.weight,
+                        "zone": me.zone,
+                        "state": me.state,
+                        "left": me.left,
+                    }
+                },
                 {"seen": "$$NOW", "until": self._later(self._lease_s), "since": {"$cond": [same, "$since", "$$NOW"]}},
             ]
         }
@@ -139,7 +148,7 @@ class MongoMembers:
         return "" if found["holder"] == self._holder else str(found["address"])
 
     def _read(self) -> None:
-        shown = dict.fromkeys(("node", "address", "weight", "zone", "state", "holder"), 1)
+        shown = dict.fromkeys(("node", "address", "weight", "zone", "state", "left", "holder"), 1)
         pipeline: list[_Document] = [
             {"$match": {"cluster": self._cluster, "$expr": {"$and": self._lives()}}},
             {
@@ -212,4 +221,5 @@ class MongoMembers:
 def _member(found: _Document) -> Member:
     seen_s = max(0.0, found["seen_ms"] / 1000)
     named = {name: found[name] for name in ("address", "zone", "state", "since_ms")}
+    named["left"] = int(found.get("left", 0))  # an earlier version has none
     return Member(found["node"], weight=float(found["weight"]), seen_s=seen_s, **named)

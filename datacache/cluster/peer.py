@@ -32,6 +32,8 @@ from datacache.exchange.wire import MOST_BLOCKS, BlocksRequest, Mode
 log = logging.getLogger(__name__)
 _CONNECT_S = 0.5
 _LOOK_EVERY_S = 0.02
+_REQUEST_S = 60.0
+"""The time for requests over one connection that are not for blocks."""
 LEAST_S, MOST_S = 0.25, 1.0
 """Bounds of the time that a node has for its first word. The second is also for each further sign of life."""
 _TIMES_P99 = 4.0
@@ -97,7 +99,7 @@ class _Exchange:
     """Questions that went out together, and what comes of them."""
 
     questions: list[Question]
-    connection: _PeerConnection
+    connection: NodeConnection
     answers: Iterator[tuple[int, Came]]
     first_left: int
     """Answers that are to come before those that the node waits for."""
@@ -115,7 +117,7 @@ class OtherNode:
         self._passed_over = False
         self._lock = threading.Lock()  # guards all below
         self._closed = False
-        self._idle: list[_PeerConnection] = []
+        self._idle: list[NodeConnection] = []
         self._waiting: deque[Question] = deque()
         self._unheard = 0
         self._times_s: deque[float] = deque(maxlen=_TIMES_KEPT)
@@ -184,7 +186,7 @@ class OtherNode:
 
     def _first_word(
         self, questions: list[Question]
-    ) -> tuple[_PeerConnection, Iterator[tuple[int, Came]], tuple[int, Came]]:
+    ) -> tuple[NodeConnection, Iterator[tuple[int, Came]], tuple[int, Came]]:
         """Send questions over a connection. Return it, with the answers and the first of them."""
         dataset, mode = questions[0].about
         request = BlocksRequest([question.block for question in questions], dataset, "", mode)
@@ -194,7 +196,7 @@ class OtherNode:
         while True:
             kept = connection is not None
             try:
-                connection = connection or _PeerConnection(self._member, self._me)
+                connection = connection or NodeConnection(self._member, self._me)
                 connection.end_at, connection.give_up_at = begun + self._patience_s, time.monotonic() + self.limit_s
                 answers = connection.answers(request)
                 return connection, answers, next(answers)
@@ -272,7 +274,7 @@ class OtherNode:
             connection.close()
 
 
-class _PeerConnection(Connection):
+class NodeConnection(Connection):
     """An authenticated connection to a node, with an end of all waiting."""
 
     def __init__(self, member: Member, me: Identity) -> None:
@@ -283,6 +285,7 @@ class _PeerConnection(Connection):
             plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             super().__init__(plain, look=self._look, look_every_s=_LOOK_EVERY_S)
             introduce(self.frames, me, member.id)
+            self.give_up_at = self.end_at = time.monotonic() + _REQUEST_S
         except BaseException:
             plain.close()
             raise
@@ -290,6 +293,13 @@ class _PeerConnection(Connection):
     def _expected(self, answer: Frame) -> Frame:
         self.give_up_at = min(self.end_at, time.monotonic() + MOST_S)
         return super()._expected(answer)
+
+    def _result(self) -> memoryview:
+        self.give_up_at = self.end_at = time.monotonic() + _REQUEST_S
+        try:
+            return super()._result()
+        finally:
+            self.give_up_at = self.end_at  # of the next request
 
     def _look(self) -> None:
         if time.monotonic() > self.give_up_at:

@@ -7,10 +7,11 @@ have the block from before. Any thread.
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
@@ -18,15 +19,16 @@ from typing import Any
 from datacache.cluster.members import (
     DRAINING,
     SERVING,
+    STATES,
     Member,
     Members,
     StaticMembers,
     open_members,
     read_cluster_key,
 )
-from datacache.cluster.peer import Came, OtherNode, Question, SilentError
+from datacache.cluster.peer import Came, NodeConnection, OtherNode, Question, SilentError
 from datacache.cluster.placement import Placement
-from datacache.core.errors import StoreError, UsageError
+from datacache.core.errors import CacheError, DatacacheError, StoreError, UsageError
 from datacache.core.ids import BlockId, ObjectRef
 from datacache.exchange.auth import Identity
 from datacache.exchange.wire import Mode
@@ -71,6 +73,8 @@ class Peers:
         self._peers: dict[str, OtherNode] = {}
         self._version, self._placement = -1, Placement(())
         self._joined_at = time.monotonic()
+        self.draining = threading.Event()
+        """Set when this node is to hand over what it has."""
         self.stats = PeerStats()
 
     def ranked_before_this(self, id: BlockId, dataset: str) -> list[Member]:
@@ -101,11 +105,68 @@ class Peers:
         self._joined_at = time.monotonic()
 
     def drain(self, node: str) -> dict[str, Any]:
-        """Have this node own nothing any more; `node` is its name, or ''. `UsageError` if it has another one."""
-        if node not in ("", self.me.node):
-            raise UsageError(f"this node is {self.me.node!r}, not {node!r}", hint=f"Run it on {node}.")
-        self.members.set_state(DRAINING)
-        return {"node": self.me.node, "state": DRAINING, "listed": self._listed}
+        """Have a node own nothing any more and hand over what it has; '' is this one. `UsageError` if there is none of
+        this name, `CacheError` if it cannot be told."""
+        if node in ("", self.me.node):
+            if not self.draining.is_set():
+                self.members.set_state(DRAINING)
+                self.draining.set()
+            return {"node": self.me.node, "state": DRAINING}
+        found = [member for member in self.members.view.members if member.id == node]
+        if not found:
+            names = ", ".join(member.id for member in self.members.view.members)
+            raise UsageError(f"the cluster has no node {node!r}", hint=f"It has {names}.")
+        try:
+            with contextlib.closing(self.connect(found[0])) as connection:
+                return connection.ask("drain")
+        except OSError as exc:
+            raise CacheError(
+                f"the node {node!r} cannot be told to drain: {exc}", hint=f"Run dsctl cluster drain on {node}."
+            ) from exc
+
+    def report(self, state: str, left: int) -> None:
+        """Tell the other nodes how far this one is with draining."""
+        self.members.set_state(state, left)
+        self.tell()
+
+    def tell(self, nodes: Collection[str] | None = None) -> list[str]:
+        """Tell some nodes of a list, or all, the state of this one; return who could not be told. Where the members are
+        found through the catalog, they hear it from there."""
+        if not isinstance(self.members, StaticMembers):
+            return []
+        view, untold = self.members.view.members, []
+        [me] = [member for member in view if member.id == self.me.node]
+        for member in view:
+            if member is me or (nodes is not None and member.id not in nodes):
+                continue
+            try:
+                with contextlib.closing(self.connect(member)) as connection:
+                    connection.ask("state", {"node": me.id, "state": me.state, "left": me.left})
+            except (OSError, DatacacheError):
+                untold.append(member.id)
+        return untold
+
+    def note(self, node: str, state: str, left: int) -> None:
+        """Take note of what a node of a list tells of itself."""
+        if isinstance(self.members, StaticMembers) and state in STATES:
+            self.members.note(node, state, left)
+
+    def connect(self, member: Member) -> NodeConnection:
+        """Return a connection to a node, for other requests than for blocks. `OSError`, `PeerRefusedError`."""
+        return NodeConnection(member, self.me)
+
+    @property
+    def serves(self) -> bool:
+        """True as long as this node's own view says that it serves."""
+        return any(member.address == self.address and member.state == SERVING for member in self.members.view.members)
+
+    def owners(self, ids: Sequence[BlockId]) -> list[Member]:
+        """Return who owns each of some blocks. `LookupError` if no node serves."""
+        return self._placed().owners(ids)
+
+    def shares(self, dataset: str) -> bool:
+        """Tell whether the nodes give each other blocks of a data set."""
+        return self._mode_of(dataset) != "off"
 
     def describe(self) -> dict[str, Any]:
         """Return the members of the newest view, and how each answers this node."""
@@ -120,7 +181,7 @@ class Peers:
 
     @property
     def _listed(self) -> bool:
-        """True where the members are a list of the settings: no node learns another's state."""
+        """True where the members are a list of the settings."""
         return isinstance(self.members, StaticMembers)
 
     def _described(self) -> list[dict[str, Any]]:
@@ -133,6 +194,7 @@ class Peers:
                 "zone": member.zone,
                 "state": member.state,
                 "weight": member.weight,
+                "left": member.left,
                 "seen_s": round(member.seen_s, 1),
                 "this": member.address == self.address,
                 "problem": problems.get(member.address, ""),

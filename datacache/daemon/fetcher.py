@@ -219,6 +219,21 @@ class Fetcher:
             self._queue(kind, flight, wanted)
         return Reading(flight.data, lambda: self._release_flight(flight))
 
+    def take_over(self, block: Block) -> Future[bool]:
+        """Have the tiers store a block that another node hands over; the future tells whether they did."""
+        kept: Future[bool] = Future()
+
+        def landed(is_kept: bool) -> None:  # in the writer's thread
+            if is_kept:
+                with self._lock:
+                    self._note_landing_locked(block.id)
+                if block.unchecked is not None and self._whole is not None:
+                    self._whole.landed(block.unchecked, block.number)
+            kept.set_result(is_kept)
+
+        self._writer.put(block, landed)
+        return kept
+
     def fill(
         self,
         id: BlockId,
@@ -416,11 +431,7 @@ class Fetcher:
         with self._lock:
             del self._flights[id]
             if kept:
-                self.landings += 1
-                self._landed[id] = None
-                self._landed.move_to_end(id)
-                if len(self._landed) > _LANDED:
-                    self._landed.popitem(last=False)
+                self._note_landing_locked(id)
             elif flight.for_reader and len(data) > _ONE_READ_BYTES:
                 self._held_bytes += len(data) - len(self._held.pop(id, b""))
                 self._held[id] = data
@@ -428,3 +439,10 @@ class Fetcher:
                     self._held_bytes -= len(self._held.popitem(last=False)[1])
         for stored in flight.stored:
             stored(kept or elsewhere)
+
+    def _note_landing_locked(self, id: BlockId) -> None:
+        self.landings += 1
+        self._landed[id] = None
+        self._landed.move_to_end(id)
+        if len(self._landed) > _LANDED:
+            self._landed.popitem(last=False)

@@ -1,4 +1,4 @@
-"""Answer the other nodes of the cluster: blocks, and nothing else.
+"""Answer the other nodes of the cluster: blocks, and what is to be said and taken over when one drains (`handover`).
 
 A node asks the owner of a block, which gets it if it is not here, or whoever may have it from before. It proves first
 that it has the cluster's key (`exchange.auth`). Each connection has a thread.
@@ -6,6 +6,7 @@ that it has the cluster's key (`exchange.auth`). Each connection has a thread.
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
 from collections import deque
@@ -14,14 +15,16 @@ from itertools import groupby
 
 from datacache.cluster.peers import Peers
 from datacache.core.errors import CacheError, UsageError
-from datacache.core.ids import ObjectRef, block_id, object_id
+from datacache.core.ids import BLOCK_BYTES, ObjectRef, block_id, object_id
 from datacache.daemon.fetcher import Fetcher, Reading
+from datacache.daemon.handover import Receiver
 from datacache.exchange.auth import welcome
 from datacache.exchange.frames import Frame, Kind
 from datacache.exchange.server import Answer, FrameServer, error_answer
-from datacache.exchange.wire import BlocksRequest, Mode, checksum_of
+from datacache.exchange.wire import BlocksRequest, Fields, Mode, checksum_of
 
-_MOST_REQUEST_BYTES = 2**20
+_MOST_REQUEST_BYTES = 2 * BLOCK_BYTES
+"""Of the blocks that another node hands over in one frame."""
 _MOST_UNDER_WAY = 512
 """Blocks that other nodes wait for at a time. Who asks for more is told to ask somebody else."""
 _SIGN_EVERY_S = 0.25
@@ -54,7 +57,7 @@ def serve_nodes(peers: Peers, fetcher: Fetcher) -> FrameServer:
             hint="Set DATACACHE_LISTEN to an address of this machine and a port that nobody has.",
         ) from exc
     server = FrameServer(
-        _Nodes(fetcher).answer,
+        _Nodes(peers, fetcher).answer,
         most_bytes=_MOST_REQUEST_BYTES,
         name="nodes",
         welcome=lambda frames: welcome(frames, peers.me),
@@ -67,12 +70,15 @@ def serve_nodes(peers: Peers, fetcher: Fetcher) -> FrameServer:
 class _Nodes:
     """Answers to other nodes. Any thread."""
 
-    def __init__(self, fetcher: Fetcher) -> None:
-        self._fetcher = fetcher
+    def __init__(self, peers: Peers, fetcher: Fetcher) -> None:
+        self._peers, self._fetcher, self._receiver = peers, fetcher, Receiver(fetcher)
         self._room = threading.BoundedSemaphore(_MOST_UNDER_WAY)
 
     def answer(self, frame: Frame) -> Generator[Answer, None, None]:
         """Answer one frame of another node."""
+        if frame.kind == Kind.CALL:
+            yield Answer(Kind.OK, body=self._call(frame.head, frame.body))
+            return
         if frame.kind != Kind.BLOCKS:
             raise UsageError("bad request: another node may ask for blocks only")
         request = BlocksRequest.decode(frame.body)
@@ -102,7 +108,8 @@ class _Nodes:
             return here
         if request.mode is Mode.HAVE:
             return Kind.ABSENT
-        if not self._room.acquire(blocking=False):
+        # Who asks a node that drains has not heard of it yet.
+        if self._peers.draining.is_set() or not self._room.acquire(blocking=False):
             return Kind.BUSY
         reading = self._fetcher.read_for_node(ref, number, request.dataset)
         if reading is None:
@@ -110,6 +117,20 @@ class _Nodes:
             return Kind.BUSY
         begun.append(reading)
         return Kind.WAIT
+
+    def _call(self, op: bytes, body: memoryview) -> bytes:
+        """Do what another node asks for besides blocks: all of it is about draining."""
+        if op == b"lacks" and not self._peers.draining.is_set():
+            return self._receiver.lacks(body)
+        if op == b"keep":
+            return self._receiver.keep(body)
+        if op == b"drain":
+            return json.dumps(self._peers.drain("")).encode()
+        if op == b"state":
+            fields = Fields.decode(body)
+            self._peers.note(fields.text("node"), fields.text("state"), fields.number("left"))
+            return b"{}"
+        raise UsageError("bad request: another node may ask for blocks only, or hand them over")
 
     def _end(self, reading: Reading) -> None:
         reading.close()

@@ -36,6 +36,7 @@ from datacache.core.ids import ObjectRef, block_id, block_length, object_id
 from datacache.daemon import memory, paths
 from datacache.daemon.client import import_store_clients
 from datacache.daemon.fetcher import Fetcher, Reading
+from datacache.daemon.handover import HandOver
 from datacache.daemon.keeper import Keeper
 from datacache.daemon.metrics import render_metrics
 from datacache.daemon.mount_leases import MountLeases, holder
@@ -492,15 +493,15 @@ def _serve(settings: Settings, writer: TierWriter, catalog: Catalog, environment
     server = FrameServer(daemon.answer, most_bytes=_MOST_REQUEST_BYTES, name="daemon")
     # What is there is stale: we hold the lock.
     server.listen(ipc.listen(paths.socket_path(settings.home), backlog=512))
-    nodes = serve_nodes(peers, daemon.fetcher) if peers is not None else None
-    daemon.begin()
-    log.info("serving %s (pid %d)", settings.home, os.getpid())
-    daemon.live()
-    log.info("stopping")
-    paths.socket_path(settings.home).unlink(missing_ok=True)
-    if nodes is not None:
-        nodes.close()
-    if peers is not None:
-        peers.close()
+    with contextlib.ExitStack() as in_cluster:
+        if peers is not None:
+            in_cluster.callback(peers.close)
+            in_cluster.callback(serve_nodes(peers, daemon.fetcher).close)
+            in_cluster.callback(HandOver(peers, writer, daemon.fetcher).stop)
+        daemon.begin()
+        log.info("serving %s (pid %d)", settings.home, os.getpid())
+        daemon.live()
+        log.info("stopping")
+        paths.socket_path(settings.home).unlink(missing_ok=True)
     daemon.close()
     server.close()

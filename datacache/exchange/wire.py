@@ -105,6 +105,13 @@ class Fields:
         except ValueError as exc:
             raise UsageError(f"bad request: {name!r} is {exc}") from exc
 
+    def number(self, name: str) -> int:
+        """Return a whole number that must be there, 0 or more."""
+        value = self._values.get(name)
+        if type(value) is not int or value < 0:
+            raise UsageError(f"bad request: {name!r} is no whole number")
+        return value
+
     def mapping(self, name: str) -> dict[str, Any]:
         """Return a JSON object that must be there."""
         value = self._values.get(name)

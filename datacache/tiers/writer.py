@@ -129,9 +129,13 @@ class TierWriter:
 
     def is_unchecked(self, id: ObjectId) -> bool:
         """Tell whether `unchecked` has an object. From any thread."""
-        keys = [unchecked_key(id, tier.name) for tier in self.tiers]
+        return self.unchecked_ref(id) is not None
+
+    def unchecked_ref(self, id: ObjectId) -> ObjectRef | None:
+        """Return the object if `unchecked` has it. From any thread."""
         with self._index.env.begin(db=self._index.meta) as txn:
-            return any(txn.get(key) is not None for key in keys)
+            found = [txn.get(unchecked_key(id, tier.name)) for tier in self.tiers]
+        return next((ObjectRef(*json.loads(value)) for value in found if value is not None), None)
 
     def mark_checked(self, id: ObjectId) -> None:
         """Remember that all of a large object was checked. A block that comes later makes it unchecked again. Call

@@ -1,8 +1,9 @@
 """`dsctl cluster`: the cluster of caches that this node is in, as its daemon sees it.
 
 `status --json` prints `{"cluster", "node", "problem", "listed", "members": [{"node", "address", "zone", "state",
-"weight", "seen_s", "this", "problem"}], "from_nodes": {"blocks", "bytes", "missed"}}`, and `drain --json` prints
-`{"node", "state", "listed"}`. `listed`: the members are a list of the settings, so no node learns another's state.
+"weight", "left", "seen_s", "this", "problem"}], "from_nodes": {"blocks", "bytes", "missed"}}`, and `drain --json`
+prints `{"node", "state", "left"}`, without `left` if it does not wait. `listed`: the settings list the members. `left`:
+the blocks that a node which drains has still to hand over, or that nobody took of one which has drained.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import click
 
 from datacache import api
 from datacache.core.counters import count
+from datacache.core.errors import CacheError
 from datacache.settings import format_bytes
 from dataset_cli.app import App, command
 from dataset_cli.output import format_seconds
@@ -41,18 +43,30 @@ def status(app: App) -> None:
 
 @command(cluster)
 @click.argument("node", required=False, default="")
-def drain(app: App, node: str) -> None:
-    """Have this node own no blocks any more, before it is stopped.
+@click.option("--no-wait", is_flag=True, help="Return at once; `dsctl cluster status` shows what is left.")
+def drain(app: App, node: str, no_wait: bool) -> None:
+    """Have a node own no blocks any more, and give others what it has, before it is stopped.
 
-    NODE is its name, to be sure to drain the right one. It lasts until the daemon ends.
+    NODE is its name; without one it is this node. It lasts until its daemon ends.
     """
     answer = api.drain_node(node, app.settings)
-    app.out.result(answer, f"node {answer['node']} is draining: it owns no blocks until its daemon is started again")
-    if answer["listed"]:
-        app.out.warning(
-            "the other nodes do not learn it: they have a list of the members. Take it out of their"
-            " DATACACHE_CLUSTER_MEMBERS"
-        )
+    node = answer["node"]
+    if no_wait:
+        app.out.result(answer, f"node {node} is draining: it owns no blocks until its daemon is started again")
+        return
+    most = 0
+    with app.out.progress(f"draining {node}") as bar:
+        for answer in api.follow_drain(node, app.settings):
+            most = max(most, answer["left"])
+            bar.update(f"{count(answer['left'], 'block')} left", most - answer["left"], most)
+    if not answer["state"]:
+        raise CacheError(f"the node {node!r} left the cluster while it drained")
+    app.out.result(
+        {name: answer[name] for name in ("node", "state", "left")},
+        f"node {node} has drained: it owns no blocks until its daemon is started again",
+    )
+    if answer["left"]:
+        app.out.warning(f"no other node had room for {count(answer['left'], 'block')}: the store gives them again")
 
 
 def given_by_nodes(given: dict[str, int]) -> str:
@@ -74,7 +88,7 @@ def _print_members(out: Output, state: dict[str, Any]) -> None:
                 member["node"],
                 member["address"],
                 member["zone"] or "-",
-                member["state"],
+                member["state"] + (f", {count(member['left'], 'block')} left" if member["left"] else ""),
                 f"{member['weight'] / zones[member['zone']]:.1%}" if member["state"] == "serving" else "-",
                 "-" if state["listed"] else f"{format_seconds(member['seen_s'])} ago",
                 "this node" if member["this"] else "",

@@ -79,27 +79,40 @@ def test_status_tells_members_and_what_came_from_them(dsctl: Dsctl, homes: dict[
     assert state["members"][1]["problem"] in dsctl("cluster", "status", **nodes.a).out
 
 
-def test_a_node_of_a_list_that_drains_says_who_does_not_learn_it(dsctl: Dsctl, homes: dict[str, Path]) -> None:
+def test_a_node_of_a_list_drains_at_the_word_of_another(dsctl: Dsctl, homes: dict[str, Path], bucket: Path) -> None:
     nodes = Pair(homes, f"sqlite:///{homes['a']}/catalog.db", "a={a} b={b}")
-    wrong = dsctl("cluster", "drain", "b", "--json", **nodes.a)
-    assert wrong.code == 2
-    assert wrong.error["message"] == "this node is 'a', not 'b'"
-    drained = dsctl("cluster", "drain", "a", **nodes.a)
+    assert dsctl("snapshot", "create", "mask", "--from", bucket, "--tag", "v1", **nodes.a).code == 0
+
+    def fetched() -> int:
+        return int(re.findall(r"^datacache_fetched_total (\d+)$", dsctl("status", "--metrics", **nodes.a).out, re.M)[0])
+
+    unknown = dsctl("cluster", "drain", "c", "--json", **nodes.a)
+    assert (unknown.code, unknown.error["message"]) == (2, "the cluster has no node 'c'")
+    away = dsctl("cluster", "drain", "b", "--json", **nodes.a)
+    assert away.code == 1
+    assert away.error["message"].startswith("the node 'b' cannot be told to drain")
+    assert dsctl("daemon", "start", **nodes.b).code == 0
+    assert dsctl("warm", "mask@v1", **nodes.b).code == 0
+    own = fetched()
+    assert own < 3
+    drained = dsctl("cluster", "drain", "b", "--json", **nodes.a)
     assert drained.code == 0, drained.err
-    assert drained.out.startswith("node a is draining")
-    assert "DATACACHE_CLUSTER_MEMBERS" in drained.err
+    assert drained.json == {"node": "b", "state": "drained", "left": 0}
     rows = dsctl("cluster", "status", **nodes.a).out.splitlines()
-    assert re.split(r"\s{2,}", rows[1])[3:5] == ["draining", "-"]
-    assert re.split(r"\s{2,}", rows[2])[3:5] == ["serving", "100.0%"]
+    assert re.split(r"\s{2,}", rows[1])[3:5] == ["serving", "100.0%"]
+    assert re.split(r"\s{2,}", rows[2])[3:5] == ["drained", "-"]
+    assert dsctl("daemon", "stop", **nodes.b).code == 0
+    assert dsctl("warm", "mask@v1", **nodes.a).code == 0
+    assert fetched() == own
 
 
 def test_others_learn_by_leases_that_a_node_drains(dsctl: Dsctl, homes: dict[str, Path], mongod: Mongod) -> None:
     nodes = Pair(homes, mongod.database_url())
     for variables in (nodes.a, nodes.b):
         assert dsctl("daemon", "start", **variables).code == 0
-    drained = dsctl("cluster", "drain", "--json", **nodes.a)
-    assert drained.json == {"node": "a", "state": "draining", "listed": False}
-    assert drained.err == ""
+    drained = dsctl("cluster", "drain", "--no-wait", "--json", **nodes.a)
+    assert drained.json == {"node": "a", "state": "draining"}
+    assert dsctl("cluster", "drain", "a", **nodes.a).out.startswith("node a has drained")
 
     def states() -> list[tuple[str, str]]:
         return [
@@ -107,7 +120,7 @@ def test_others_learn_by_leases_that_a_node_drains(dsctl: Dsctl, homes: dict[str
         ]
 
     deadline = time.monotonic() + 60
-    while states() != [("a", "draining"), ("b", "serving")]:  # read every two seconds
+    while states() != [("a", "drained"), ("b", "serving")]:  # read every two seconds
         assert time.monotonic() < deadline, states()
         time.sleep(0.1)
     assert " s ago" in dsctl("cluster", "status", **nodes.b).out

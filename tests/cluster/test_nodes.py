@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from datacache.cluster.peer import MOST_S
-from datacache.core.ids import BLOCK_BYTES
 from datacache.daemon.client import DaemonClient
 from tests.cluster.three_nodes import Cluster, a_cluster, at_once, go_on, kill, shuffled, stop, until
 from tests.conformance.faults import Fault
@@ -132,26 +131,47 @@ def test_an_epoch_goes_on_when_a_node_is(cluster: Cluster, fault: str) -> None:
     cluster.read(cluster.clients[0], again)
 
 
-@promise("A node that drains owns nothing any more, and gives others what it has")
-def test_nodes_find_each_other_in_the_catalog_and_one_drains(tmp_path_factory: pytest.TempPathFactory) -> None:
-    with a_cluster(tmp_path_factory.mktemp("nodes"), catalog="mongodb") as cluster:
+@promise("A node that drains owns nothing any more, and hands over what only it has")
+@pytest.mark.parametrize("found_by", ["catalog", "list"])
+def test_a_node_drains_and_what_it_had_outlives_it(tmp_path_factory: pytest.TempPathFactory, found_by: str) -> None:
+    settings = {"catalog": "mongodb"} if found_by == "catalog" else {}
+    with a_cluster(tmp_path_factory.mktemp("nodes"), **settings) as cluster:
 
         def states() -> list[list[Any]]:
             return [[each["state"] for each in client.cluster()["members"]] for client in cluster.clients]
 
         until(lambda: states() == [["serving"] * 3] * 3)
-        data, first = cluster.data(), cluster.clients[0]
-        # Objects of one block, of which nothing is read ahead.
-        mine = [block for block in cluster.owned(data)[0] if block[0].size_bytes < BLOCK_BYTES]
-        cluster.read(first, data, mine)
-        assert data.gets() == len(mine) > 0
-        assert first.drain()["state"] == "draining"
-        until(lambda: states() == [["draining", "serving", "serving"]] * 3)
-        for client in cluster.clients[1:]:
-            cluster.read(client, data, mine)
-        assert data.gets() == len(mine)
-        before, again = cluster.stored("ssd"), cluster.data()
-        for client in cluster.clients[1:]:
+        data, (first, *others) = cluster.data(), cluster.clients
+        mine = cluster.owned(data)[0]
+        cluster.read(first, data)
+        until(lambda: sum(cluster.stored("ssd")) == 2 * len(data.blocks) - len(mine) > 0)
+        before = cluster.stored("ssd")
+        assert others[0].drain("n1") == {"node": "n1", "state": "draining"}
+        until(lambda: states() == [["drained", "serving", "serving"]] * 3)
+        assert [each["left"] for each in others[1].cluster()["members"]] == [0, 0, 0]
+        moved = [now - was for now, was in zip(cluster.stored("ssd"), before, strict=True)]
+        assert (moved[0], sum(moved)) == (0, len(mine))  # and not what others have
+        again = cluster.data()
+        for client in others:
             cluster.read(client, again)
         assert again.gets() == len(again.blocks)
-        assert cluster.stored("ssd")[0] == before[0]
+        assert cluster.stored("ssd")[0] == before[0]  # it owns nothing
+        cluster.homes[0].end_daemon()
+        for client in others:
+            cluster.read(client, data)
+        assert data.gets() == len(data.blocks)
+        cluster.homes[0].start_daemon()
+        until(lambda: states() == [["serving"] * 3] * 3)
+
+
+def test_blocks_that_nobody_has_room_for_are_told(tmp_path_factory: pytest.TempPathFactory) -> None:
+    with a_cluster(tmp_path_factory.mktemp("nodes")) as cluster:
+        data, first = cluster.data(), cluster.clients[0]
+        cluster.read(first, data)
+        mine = cluster.owned(data)[0]
+        until(lambda: sum(cluster.stored("ssd")) == 2 * len(data.blocks) - len(mine))
+        for home in cluster.homes[1:]:
+            home.end_daemon()
+        assert first.drain()["state"] == "draining"
+        until(lambda: first.cluster()["members"][0]["state"] == "drained")
+        assert first.cluster()["members"][0]["left"] >= len(data.blocks)

@@ -304,11 +304,11 @@ def test_many_strangers_keep_no_node_out(monkeypatch: pytest.MonkeyPatch, addres
             assert strangers[0].recv(1) == b""
 
 
-@promise("A node answers other nodes questions for blocks, and nothing else")
+@promise("A node answers other nodes questions for blocks, and nothing else but what draining takes")
 def test_a_node_that_was_let_in_may_ask_for_blocks_as_a_node_only(raw: socket.socket, cache: Cache) -> None:
     client = Connection(raw, look=lambda: None, look_every_s=30.0)
     introduce(client.frames, A, "b")
-    for op in ("stop", "health", "evict", "drain", ""):
+    for op in ("stop", "health", "evict", "warm", ""):
         with pytest.raises(UsageError, match="blocks only"):
             client.call(op, b"")
     for mode in (Mode.READ, Mode.BROKEN):

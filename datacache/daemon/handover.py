@@ -1,0 +1,240 @@
+"""Hand over to other nodes what they lack, when this one drains; tell the nodes of a list when it begins to serve.
+
+Each new owner is asked which of its blocks it lacks, and is sent those. It checks and stores them before it answers, so
+what a drained node has left behind is counted. Blocks are known by their ids here: nobody asks the store.
+
+    lacks   ids, of 20 bytes each           → a byte for each: 1 where the block is not there
+    keep    length of the list, a list as JSON of [id, data set, bytes of the object, bytes, checksum, object or null],
+            the blocks                      → {"kept": [true or false, …]}
+
+`HandOver` is the end that drains, with one thread; `Receiver` the other one, which any thread may call.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import struct
+import threading
+import time
+from collections.abc import Iterator, Sequence
+
+from datacache.cluster.members import DRAINED, DRAINING, Member
+from datacache.cluster.peer import NodeConnection
+from datacache.cluster.peers import Peers
+from datacache.core.errors import DatacacheError, UsageError
+from datacache.core.ids import BLOCK_BYTES, MAX_READABLE_BYTES, BlockId, ObjectId, block_count, block_length
+from datacache.daemon.fetcher import Data, Fetcher
+from datacache.exchange.wire import MOST_BLOCKS, checksum_of, decode_ref, encode_ref, expect_text
+from datacache.tiers.layout import OBJECT_FILE, container_name, unpack_location
+from datacache.tiers.tier import Block, Tier
+from datacache.tiers.writer import TierWriter
+
+log = logging.getLogger(__name__)
+_ID_BYTES = 20
+_LENGTH = struct.Struct("<I")
+_MOST_AT_A_TIME_BYTES = BLOCK_BYTES
+_TELL_EVERY_S = 2.0
+_TELL_AGAIN_S = 5.0
+_TRIES, _TRY_AGAIN_S = 3, 1.0
+_STORED_S = 50.0
+_Held = tuple[BlockId, str, int]
+"""A block of this node, with its data set and the size of its object."""
+
+
+class HandOver:
+    """See the module."""
+
+    def __init__(self, peers: Peers, writer: TierWriter, fetcher: Fetcher) -> None:
+        """Start a thread that waits for the time to drain. For a node that serves."""
+        self._peers, self._writer, self._fetcher = peers, writer, fetcher
+        self._stopping = threading.Event()
+        self._left = self._refused = 0
+        self._told_at = 0.0
+        self._connections: dict[str, NodeConnection] = {}
+        self._thread = threading.Thread(target=self._run, name="hand-over", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread soon."""
+        self._stopping.set()
+        self._peers.draining.set()
+        self._thread.join(_TELL_EVERY_S)
+
+    def _run(self) -> None:
+        untold = self._peers.tell()  # those that were told that it drains, before it was restarted
+        while not self._peers.draining.wait(_TELL_AGAIN_S):
+            untold = self._peers.tell(untold) if untold else []
+        try:
+            if not self._stopping.is_set():
+                self._give_all()
+        except Exception:
+            if not self._stopping.is_set():
+                log.exception("blocks are not handed over")
+
+    def _give_all(self) -> None:
+        self._left = sum(self._writer.count_blocks(tier.name) for tier in self._writer.tiers)
+        self._report()
+        while self._peers.serves:  # by this node's own view, which may be some seconds old
+            if self._stopping.wait(_TELL_EVERY_S / 10):
+                return
+        for tier in self._writer.tiers:
+            for entries in self._writer.entries(tier.name):
+                for at in range(0, len(entries), MOST_BLOCKS * 16):
+                    some = entries[at : at + MOST_BLOCKS * 16]
+                    self._give(self._held(tier, some))
+                    self._left = max(0, self._left - len(some))
+                    if self._stopping.is_set():
+                        return
+                    if time.monotonic() - self._told_at > _TELL_EVERY_S:
+                        self._report()
+        for connection in self._connections.values():
+            connection.close()
+        log.info("this node has drained; %d blocks were taken by no other", self._refused)
+        self._peers.report(DRAINED, self._refused)
+
+    def _report(self) -> None:
+        self._told_at = time.monotonic()
+        self._peers.report(DRAINING, self._left + self._refused)
+
+    def _held(self, tier: Tier, entries: Sequence[tuple[bytes, bytes]]) -> list[_Held]:
+        """Return the blocks of some entries of the index that other nodes may have."""
+        places = [(BlockId(id), unpack_location(value)) for id, value in entries]
+
+        def look() -> dict[int, str]:
+            wanted = {place.container for _, place in places}
+            return {id: tier.containers[id].dataset for id in wanted if id in tier.containers}
+
+        datasets = self._writer.call(look).result()
+        found = []
+        for id, place in places:
+            dataset = datasets.get(place.container)
+            if dataset is not None and self._peers.shares(dataset):
+                size_bytes = place.length
+                if place.container & OBJECT_FILE:
+                    try:
+                        size_bytes = (tier.folder / container_name(place.container)).stat().st_size
+                    except OSError:  # evicted meanwhile
+                        continue
+                found.append((id, dataset, size_bytes))
+        return found
+
+    def _give(self, held: list[_Held]) -> None:
+        """Give some blocks to their new owners. An owner that fails may have another successor a moment later."""
+        for _ in range(_TRIES):
+            failed: list[_Held] = []
+            for owner, blocks in self._by_owner(held).items():
+                try:
+                    self._give_to(owner, blocks)
+                except (OSError, DatacacheError) as exc:
+                    log.warning("the node %s takes no blocks now: %s", owner.id, exc)
+                    gone = self._connections.pop(owner.address, None)
+                    if gone is not None:
+                        gone.close()
+                    failed += blocks
+            held = failed
+            if not held or self._stopping.wait(_TRY_AGAIN_S):
+                return
+        self._refused += len(held)
+
+    def _by_owner(self, held: list[_Held]) -> dict[Member, list[_Held]]:
+        try:
+            owners = self._peers.owners([id for id, _, _ in held])
+        except LookupError:  # nobody serves
+            self._refused += len(held)
+            return {}
+        found: dict[Member, list[_Held]] = {}
+        for owner, block in zip(owners, held, strict=True):
+            found.setdefault(owner, []).append(block)
+        return found
+
+    def _give_to(self, owner: Member, blocks: list[_Held]) -> None:
+        connection = self._connections.get(owner.address)
+        if connection is None:
+            connection = self._connections[owner.address] = self._peers.connect(owner)
+        lacks = connection.call("lacks", b"".join(id for id, _, _ in blocks))
+        for some in self._portions([block for block, lacking in zip(blocks, lacks, strict=True) if lacking]):
+            items = [
+                [id.hex(), dataset, size_bytes, len(data), checksum_of(data).hex(), self._unchecked(id)]
+                for (id, dataset, size_bytes), data in some
+            ]
+            listed = json.dumps(items).encode()
+            parts: list[Data] = [_LENGTH.pack(len(listed)), listed, *(data for _, data in some)]
+            kept = json.loads(bytes(connection.upload("keep", sum(map(len, parts)), parts)))["kept"]
+            self._refused += kept.count(False)
+
+    def _portions(self, blocks: list[_Held]) -> Iterator[list[tuple[_Held, memoryview]]]:
+        """Yield blocks with their bytes, as many as go in one frame. Those that are broken or gone are left out."""
+        some: list[tuple[_Held, memoryview]] = []
+        for block in blocks:
+            data = self._fetcher.local.view(block[0], 0, None)
+            if data is None:
+                continue
+            if some and (len(some) == MOST_BLOCKS or sum(len(d) for _, d in some) + len(data) > _MOST_AT_A_TIME_BYTES):
+                yield some
+                some = []
+            some.append((block, data))
+        if some:
+            yield some
+
+    def _unchecked(self, id: BlockId) -> list[object] | None:
+        """Return the object of a block that is still to be checked as a whole."""
+        ref = self._writer.unchecked_ref(ObjectId(id[:16]))
+        return None if ref is None else encode_ref(ref)
+
+
+class Receiver:
+    """Takes over what another node hands over. Any thread."""
+
+    def __init__(self, fetcher: Fetcher) -> None:
+        self._fetcher = fetcher
+
+    def lacks(self, body: memoryview) -> bytes:
+        """Return a byte for each of some ids: 1 where the block is not here."""
+        if len(body) % _ID_BYTES:
+            raise UsageError("bad request: those are no ids")
+        ids = [BlockId(bytes(body[at : at + _ID_BYTES])) for at in range(0, len(body), _ID_BYTES)]
+        found = bytearray(len(ids))
+        for at in self._fetcher.local.missing(ids):
+            found[at] = 1
+        return bytes(found)
+
+    def keep(self, body: memoryview) -> bytes:
+        """Store blocks; return which the tiers kept, as JSON."""
+        try:
+            futures = [self._fetcher.take_over(block) for block in _decode(body)]
+        except (KeyError, TypeError, ValueError, struct.error, RecursionError) as exc:
+            raise UsageError(f"bad request: these blocks cannot be kept: {exc}") from exc
+        return json.dumps({"kept": [future.result(_STORED_S) for future in futures]}).encode()
+
+
+def _decode(body: memoryview) -> list[Block]:
+    """Return the blocks of a request; `ValueError` and others if something is wrong with one."""
+    [length] = _LENGTH.unpack_from(body)
+    items = json.loads(bytes(body[_LENGTH.size : _LENGTH.size + length]))
+    at = _LENGTH.size + length
+    found = []
+    for hexed, dataset, object_bytes, size_bytes, checksum, unchecked in items:
+        id, data = bytes.fromhex(hexed), body[at : at + size_bytes]
+        at += size_bytes
+        if len(id) != _ID_BYTES or type(object_bytes) is not int or not 0 < object_bytes <= MAX_READABLE_BYTES:
+            raise ValueError("one has no id, or a wrong size")
+        number = int.from_bytes(id[16:], "big")
+        if number >= block_count(object_bytes) or len(data) != block_length(object_bytes, number):
+            raise ValueError(f"block {number} of an object of {object_bytes:,} bytes has {len(data):,}")
+        if checksum_of(data).hex() != checksum:
+            raise ValueError("the checksum of one is wrong")
+        found.append(
+            Block(
+                id=BlockId(id),
+                object_bytes=object_bytes,
+                number=number,
+                data=data,
+                dataset=expect_text(dataset),
+                ahead=True,
+                unchecked=None if unchecked is None else decode_ref(unchecked),
+            )
+        )
+    if at != len(body):
+        raise ValueError("there are more bytes than blocks")
+    return found
