@@ -129,7 +129,7 @@ def test_a_slow_store_is_asked_once_and_holds_up_nothing_that_is_here(
         waits = [pool.submit(lab.ask, 1) for _ in range(2)]
         until(lambda: lab.store.reads)
         request = BlocksRequest([(slow, 0), (here, 0), (small(2), 0)], "d", "", Mode.OWNER)
-        connection = peer_module._PeerConnection(lab.members[1], lab.asks.me)
+        connection = peer_module.NodeConnection(lab.members[1], lab.asks.me)
         answers = connection.answers(request)
         first = [next(answers) for _ in request.blocks]
         assert first == [(0, Kind.WAIT), (1, b"h" * 10), (2, Kind.WAIT)]
