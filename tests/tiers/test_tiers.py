@@ -7,6 +7,7 @@ import gc
 import os
 import random
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ import pytest
 from datacache.core.errors import CacheError
 from datacache.core.ids import BLOCK_BYTES, BlockId, block_id
 from datacache.tiers import layout
+from datacache.tiers import writer as writer_module
 from datacache.tiers.local import LocalBlocks
 from datacache.tiers.memory import memory_dir
 from datacache.tiers.recovery import open_tiers
@@ -45,6 +47,22 @@ def read(settings, block: Block) -> bytes | None:
 
 def disk_usage(folder: Path) -> int:
     return sum(path.lstat().st_blocks * 512 for path in folder.rglob("*") if path.is_file())
+
+
+def test_a_full_batch_and_what_is_no_block_wait_for_nothing(settings, monkeypatch):
+    monkeypatch.setattr(writer_module, "_LINGER_S", 3600.0)
+    stored = threading.Semaphore(0)
+    with open_tiers(settings) as writer:
+        for number in range(64):
+            writer.put(make_block(number), lambda _: stored.release())
+        assert all(stored.acquire(timeout=30) for _ in range(64))
+        for number in range(4):
+            writer.put(make_block(number, BLOCK_BYTES, object_bytes=2 * BLOCK_BYTES), lambda _: stored.release())
+        assert all(stored.acquire(timeout=30) for _ in range(4))
+        writer.put(make_block(100), lambda _: stored.release())
+        assert writer.call(lambda: stored.acquire(timeout=0)).result(30)
+        writer.put(make_block(101), lambda _: stored.release())
+    assert stored.acquire(timeout=0)
 
 
 @pytest.fixture
