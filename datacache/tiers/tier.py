@@ -13,6 +13,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -78,8 +79,9 @@ class Block:
         """The object that it is a part of."""
         return ObjectId(self.id[:16])
 
+    @cached_property
     def disk_bytes(self) -> int:
-        """Return the bytes that it takes in a container."""
+        """The bytes that it takes in a container."""
         length = len(self.data)
         return aligned(length, DISK_BLOCK) if self.in_object_file else containers.record_bytes(length)
 
@@ -251,7 +253,7 @@ class Tier:
     ) -> list[bool]:
         kept = [False] * len(blocks)
         run: list[tuple[int, Block, bytes]] = []  # goes into one region with one write
-        run_bytes = 0
+        run_bytes, index_bytes = 0, self._overhead()  # which grows when all of this is committed
         region: Region | None = None
         for at in sorted(range(len(blocks)), key=lambda at: blocks[at][0].lane):
             block, sums = blocks[at]
@@ -267,15 +269,14 @@ class Tier:
             elif block.in_object_file:
                 kept[at] = self._put_into_object_file(txn, block, sums, pins)
             else:
-                size = block.disk_bytes()
+                size = block.disk_bytes
                 other = not run or (run[0][1].dataset, run[0][1].lane) != (block.dataset, block.lane)
                 if region is None or other or region.room() < run_bytes + size:
                     self._write_run(txn, region, run, kept)
                     run, run_bytes = [], 0
                     region = self._region_for(txn, block, pins)
-                if region is not None and self.used_bytes + run_bytes + size + DISK_BLOCK <= self._limit_bytes(
-                    block.dataset
-                ):
+                needed = self._container_bytes + index_bytes + run_bytes + size + DISK_BLOCK
+                if region is not None and needed <= self._limit_bytes(block.dataset):
                     run.append((at, block, sums))
                     run_bytes += size
         self._write_run(txn, region, run, kept)
@@ -404,14 +405,14 @@ class Tier:
     def _region_for(self, txn: lmdb.Transaction, block: Block, pins: Pins) -> Region | None:
         """Return the region to append a block to, a new one if need be; None if there is no room for one."""
         region = self._filling.get((block.dataset, block.lane))
-        if region is not None and region.room() >= block.disk_bytes():
+        if region is not None and region.room() >= block.disk_bytes:
             return region
         full = region
         if full is None and len(self._filling) >= _MAX_FILLING:
             full = next(iter(self._filling.values()))
         self._seal(lambda other: other is full)
         room = self._limit_bytes(block.dataset) - self.used_bytes
-        need = layout.REGION_HEADER_BYTES + block.disk_bytes()
+        need = layout.REGION_HEADER_BYTES + block.disk_bytes
         # The last region of a budget is as large as what is left.
         wanted = aligned(max(containers.open_region_size(self.budget_bytes), need), DISK_BLOCK)
         capacity = min(wanted, room // DISK_BLOCK * DISK_BLOCK)

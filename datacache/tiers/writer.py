@@ -206,36 +206,39 @@ class TierWriter:
             try:
                 item = self._queue.get(timeout=max(0.0, expire_at_s - time.monotonic()))
             except queue.Empty:
-                item = lambda: None  # noqa: E731 - nobody wants anything
+                item = _nothing
             self._working_since = time.monotonic()
             if time.monotonic() >= expire_at_s:
                 for tier in self.tiers:
                     self._guarded(tier.evict_expired)
                 self._guarded(self._index.env.reader_check)
                 expire_at_s = time.monotonic() + _EXPIRE_EVERY_S
-            batch: list[_Queued] = []
-            size = 0
             if isinstance(item, tuple):
-                self._hurry.wait(_LINGER_S)
-                self._hurry.clear()
-            while isinstance(item, tuple):
-                batch.append(item)
-                size += len(item[0].data)
-                if len(batch) >= _BATCH_BLOCKS or size >= _BATCH_BYTES:
-                    break
-                try:
-                    item = self._queue.get_nowait()
-                except queue.Empty:
-                    break
-            if not self._queue.empty():
-                self._hurry.set()  # somebody may wait for what is left
-            if batch:
+                batch, item = self._batch(item)
                 self._store(batch)
             if item is None:
                 return
-            if callable(item):
-                item()
+            item()
             self._working_since = None
+
+    def _batch(self, first: _Queued) -> tuple[list[_Queued], Callable[[], None] | None]:
+        """Wait for more blocks; return them, and what is to be done behind them."""
+        self._hurry.wait(_LINGER_S)
+        self._hurry.clear()
+        batch, size = [first], len(first[0].data)
+        item: _Queued | Callable[[], None] | None = _nothing
+        while len(batch) < _BATCH_BLOCKS and size < _BATCH_BYTES:
+            try:
+                item = self._queue.get_nowait()
+            except queue.Empty:
+                break
+            if not isinstance(item, tuple):
+                break
+            batch.append(item)
+            size += len(item[0].data)
+        if not self._queue.empty():
+            self._hurry.set()  # somebody may wait for what is left
+        return batch, _nothing if isinstance(item, tuple) else item
 
     def _store(self, batch: list[_Queued]) -> None:
         blocks = [(block, sums) for block, sums, _ in batch]
@@ -255,7 +258,7 @@ class TierWriter:
             needs: dict[str, int] = {}
             for block, _ in blocks:
                 group = tier.group(block.dataset)
-                needs[group] = needs.get(group, 0) + block.disk_bytes()
+                needs[group] = needs.get(group, 0) + block.disk_bytes
             total = 0
             for group in sorted(needs, key=tier.has_share):  # what one makes room for is not the next one's
                 total += needs[group]
@@ -276,6 +279,10 @@ class TierWriter:
             action()
         except (lmdb.Error, OSError) as exc:
             log.warning("the cache index: %s", exc)
+
+
+def _nothing() -> None:
+    """Do nothing: nobody wants anything."""
 
 
 def read_pins(path: Path) -> dict[str, str]:
