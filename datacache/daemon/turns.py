@@ -42,6 +42,8 @@ _FILLS_BEHIND_READS = 8
 class Kind(Enum):
     """The purpose of a turn."""
 
+    __hash__ = object.__hash__  # that of `Enum` is a call of Python's, and each turn needs ten
+
     NODE = 0
     """Another node waits for it. It asks no other node, and the room is its own: two nodes that ask each other would
     else wait for each other's room."""
@@ -125,6 +127,7 @@ class Turns:
         self._waiting = {kind: FairQueue() for kind in Kind}
         self._all = {kind: _Use() for kind in Kind}
         self._by_flow: dict[tuple[Kind, str], _Use] = {}
+        self._queued = 0
         self._beyond: set[int] = set()  # ids of turns that began in the reserve
         self._open = False
 
@@ -132,13 +135,14 @@ class Turns:
         """Have `turn.begin` called when its turn has come."""
         with self._lock:
             self._waiting[turn.kind].put(turn)
+            self._queued += 1
         self._begin()
 
     def take(self, kind: Kind, flow: str, size_bytes: int) -> Turn | None:
         """Return a turn that begins now; None if it has to wait."""
         turn = Turn(kind, flow, size_bytes, _nothing)
         with self._lock:
-            if self._anybody_waits() or not self._within_limits(turn):
+            if self._queued or not self._within_limits(turn):
                 return None
             self._take(turn)
         return turn
@@ -172,7 +176,7 @@ class Turns:
                 self._beyond.discard(id(turn))
             if not use.fetching and not use.held_bytes:
                 del self._by_flow[_room_of(turn), turn.flow]
-            waits = self._anybody_waits()
+            waits = self._queued
         if waits:
             self._begin()
 
@@ -195,6 +199,7 @@ class Turns:
         for waiting in self._waiting.values():
             turn = waiting.pop(self._fits) if waiting else None
             if turn is not None:
+                self._queued -= 1
                 if not self._open and not self._within_limits(turn):
                     self._beyond.add(id(turn))
                 self._take(turn)
@@ -205,9 +210,6 @@ class Turns:
         for use in (self._all[turn.kind], self._use(turn)):
             use.fetching += 1
             use.held_bytes += turn.size_bytes
-
-    def _anybody_waits(self) -> bool:
-        return any(self._waiting.values())
 
     def _fits(self, turn: Turn) -> bool:
         if self._open or self._within_limits(turn):

@@ -16,6 +16,7 @@ from typing import NamedTuple
 MAGIC = b"dX"
 VERSION = 1
 HEADER = struct.Struct("<2sBBIHxxI")
+_AT_ONCE_BYTES = 2**12
 _FIRST_BYTES = 2**20
 """The buffer that a body of unknown length begins with; it doubles as bytes come."""
 _TIMEVAL = struct.Struct("@ll")
@@ -127,6 +128,9 @@ class FrameSocket:
     def receive(self, *, most_bytes: int, head_bytes: int = 0, body_bytes: int = 0) -> Frame:
         """Return the next frame. `head_bytes` and `body_bytes` are those of the likely one, which is received without
         a copy. `FrameError` for one whose body is longer than `most_bytes`; `ConnectionResetError` at the end."""
+        if not (body_bytes or self._left):  # a request, most likely: header and body in one call
+            first_bytes = bytearray(_AT_ONCE_BYTES)
+            self._left = memoryview(first_bytes)[: self._some([first_bytes])]
         start, body = bytearray(HEADER.size + head_bytes), bytearray(body_bytes)
         got = 0
         while got < HEADER.size:
@@ -138,8 +142,9 @@ class FrameSocket:
             return Frame(first.kind, first.number, bytes(start[HEADER.size :]), memoryview(body).toreadonly())
         if first.body_bytes > most_bytes:
             raise FrameError(f"a frame of {first.body_bytes:,} bytes is too long")
-        came = memoryview(start[HEADER.size : got] + body[: max(0, got - len(start))])
-        self._left = came
+        came = start[HEADER.size : got] + body[: max(0, got - len(start))]
+        if came:
+            self._left = memoryview(came + self._left)
         head = self._grown(first.head_bytes)
         return Frame(first.kind, first.number, bytes(head), memoryview(self._grown(first.body_bytes)).toreadonly())
 

@@ -75,12 +75,14 @@ class Backoff:
         jitter: Callable[[], float] = random.random,
         tell: Callable[[StoreUnavailableError, float], None] | None = None,
         reached: Callable[[], bool] = lambda: True,
+        began: float | None = None,
     ) -> None:
+        """`began`: when the call was first tried, if not now."""
         self._clock = clock
         self._reached = reached
         self._jitter = jitter
         self._tell = tell
-        now = clock()
+        now = clock() if began is None else began
         self._tell_at = now + TELL_AFTER_S
         self._deadline = now + deadline_s
         self._early_deadline = now + min(deadline_s, UNREACHED_S)
@@ -127,10 +129,18 @@ class _Attempt:
     """A call and its repetitions until a deadline."""
 
     def __init__(
-        self, url: str, breaker: Breaker[StoreUnavailableError], backoff: Backoff, came: float, sleep: Sleep
+        self,
+        url: str,
+        breaker: Breaker[StoreUnavailableError],
+        backoff: Backoff,
+        came: float,
+        sleep: Sleep,
+        *,
+        late: bool,
     ) -> None:
+        """`late`: the store was silent when the call came."""
         self._url, self._breaker, self._backoff, self._came, self._sleep = url, breaker, backoff, came, sleep
-        self._late = breaker.silent
+        self._late = late
 
     def wait_for_turn(self) -> None:
         """Return when the store is to be asked. `StoreUnavailableError` where it has not answered others for long."""
@@ -262,13 +272,17 @@ class RetryingStore:
         self._retry(lambda: self.inner.delete(key))
 
     def _retry(self, call: Callable[[], T]) -> T:
-        attempt, breaker = self._attempt(), self._breaker.get()
+        breaker, began = self._breaker.get(), time.monotonic()
+        # Almost every call is answered at once, where the last one was: that one needs no deadline and no waits.
+        attempt = None if breaker.error is None else self._attempt()
         while True:
-            attempt.wait_for_turn()
+            if attempt is not None:
+                attempt.wait_for_turn()
             try:
                 result = call()
             except StoreUnavailableError as exc:
                 self._note_failure(exc)
+                attempt = attempt or self._attempt(began)
                 attempt.failed(exc)
             except BaseException:
                 self._answered(breaker)
@@ -278,12 +292,14 @@ class RetryingStore:
                 self._told = False
                 return result
 
-    def _attempt(self) -> _Attempt:
-        now = time.monotonic()
+    def _attempt(self, began: float | None = None) -> _Attempt:
+        """Return the attempt of a call that comes now, or `began` while the store answered."""
+        now = time.monotonic() if began is None else began
         came = _asked_at.get() or now
         left_s = min(self._deadline_s, max(came + self._deadline_s - now, _LAST_CHANCE_S))
-        backoff = Backoff(left_s, tell=self._tell, reached=self._reached)
-        return _Attempt(self.url, self._breaker.get(), backoff, came, self._sleep)
+        backoff = Backoff(left_s, tell=self._tell, reached=self._reached, began=now)
+        breaker = self._breaker.get()
+        return _Attempt(self.url, breaker, backoff, came, self._sleep, late=began is None and breaker.silent)
 
     def _answered(self, breaker: Breaker[StoreUnavailableError]) -> None:
         if not self._met:

@@ -42,6 +42,7 @@ _HEAD_BYTES = 16 * 2**10
 _MAX_HEAD_BYTES = 64 * 2**10
 _MAX_ERROR_BYTES = 64 * 2**10
 _SCRATCH_BYTES = 256 * 2**10
+_MOST_OF_IT = 0.9
 _TIMEVAL = struct.Struct("@ll")
 _ESTABLISHED = b"\x01"  # include/net/tcp_states.h
 
@@ -56,6 +57,12 @@ class _Head(NamedTuple):
     """By their names in lower case; those that come twice are joined by commas."""
     rest: bytes
     """The part of the body that came along with the headers."""
+
+
+class _Deadline(NamedTuple):
+    at: float
+    timeout_s: float
+    """The time that each call of the kernel may take on a connection that nobody uses."""
 
 
 class S3Getter:
@@ -81,7 +88,7 @@ class S3Getter:
         if self._proxied:
             raise UnusualAnswerError
         request = self._request(ref, start, stop)
-        deadline = time.monotonic() + self._access.timeout_s
+        deadline = _Deadline(time.monotonic() + self._access.timeout_s, self._access.timeout_s)
         connection: socket.socket | None = None
         try:
             connection = self._connected()
@@ -132,7 +139,6 @@ class S3Getter:
                 break
             # A connection that the server has closed meanwhile is in another state.
             if connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1) == _ESTABLISHED:
-                _wait_at_most(connection, self._access.timeout_s)
                 return connection
             connection.close()
         timeout_s, rule = min(10.0, self._access.timeout_s), self._access.rule
@@ -193,7 +199,7 @@ class S3Getter:
             self._key = (secret, day), key
         return key
 
-    def _refused(self, connection: socket.socket, head: _Head, ref: ObjectRef, deadline: float) -> DatacacheError:
+    def _refused(self, connection: socket.socket, head: _Head, ref: ObjectRef, deadline: _Deadline) -> DatacacheError:
         """Return the error for an answer that is none of 2xx. Its document may be in chunks: the code stands in one."""
         body = bytearray(head.rest)
         length = head.headers.get("content-length", "")
@@ -213,7 +219,7 @@ class S3Getter:
         return from_status(head.status, code, ref.url, store=self._url, region=region)
 
 
-def _read_head(connection: socket.socket, begun: bytes, deadline: float) -> _Head:
+def _read_head(connection: socket.socket, begun: bytes, deadline: _Deadline) -> _Head:
     data = bytearray(begun)
     while (end := data.find(b"\r\n\r\n")) < 0:
         if len(data) > _MAX_HEAD_BYTES:
@@ -236,10 +242,10 @@ def _read_head(connection: socket.socket, begun: bytes, deadline: float) -> _Hea
     return _Head(int(words[1]), headers, bytes(data[end + 4 :]))
 
 
-def _read_body(connection: socket.socket, begun: bytes, out: memoryview, skip: int, deadline: float) -> None:
+def _read_body(connection: socket.socket, begun: bytes, out: memoryview, skip: int, deadline: _Deadline) -> None:
     """Fill `out` with what follows the first `skip` bytes of a body, of which `begun` has come already."""
     rest, got = memoryview(begun), 0
-    scratch = memoryview(bytearray(min(skip, _SCRATCH_BYTES)))
+    scratch = memoryview(bytearray(min(skip, _SCRATCH_BYTES)) if skip else b"")
     while skip:
         came = min(len(rest), skip) or connection.recv_into(scratch[:skip])
         if not came:
@@ -257,13 +263,18 @@ def _read_body(connection: socket.socket, begun: bytes, out: memoryview, skip: i
             _expect_time(deadline)
 
 
-def _receive_into(connection: socket.socket, out: memoryview, deadline: float) -> int:
+def _receive_into(connection: socket.socket, out: memoryview, deadline: _Deadline) -> int:
     """Receive bytes, as many as come; of a large body all, in one call: each costs a turn of the interpreter, for which
     dozens of threads may wait."""
     if isinstance(connection, ssl.SSLSocket):
         return connection.recv_into(out)
-    _wait_at_most(connection, deadline - time.monotonic())  # for all of it together
-    return connection.recv_into(out, len(out), socket.MSG_WAITALL)
+    left_s = deadline.at - time.monotonic()
+    if left_s > _MOST_OF_IT * deadline.timeout_s:  # almost always: what one call may take is about what is left
+        return connection.recv_into(out, len(out), socket.MSG_WAITALL)
+    _wait_at_most(connection, left_s)
+    came = connection.recv_into(out, len(out), socket.MSG_WAITALL)
+    _wait_at_most(connection, deadline.timeout_s)
+    return came
 
 
 def _wait_at_most(connection: socket.socket, timeout_s: float) -> None:
@@ -276,13 +287,13 @@ def _wait_at_most(connection: socket.socket, timeout_s: float) -> None:
         connection.setsockopt(socket.SOL_SOCKET, option, value)
 
 
-def _receive(connection: socket.socket, limit: int, deadline: float) -> bytes:
+def _receive(connection: socket.socket, limit: int, deadline: _Deadline) -> bytes:
     _expect_time(deadline)
     return connection.recv(limit)
 
 
-def _expect_time(deadline: float) -> None:
-    if time.monotonic() > deadline:
+def _expect_time(deadline: _Deadline) -> None:
+    if time.monotonic() > deadline.at:
         raise TimeoutError("timed out")
 
 
