@@ -8,7 +8,6 @@ is started and asked again: every request is idempotent.
 from __future__ import annotations
 
 import contextlib
-import errno
 import functools
 import importlib
 import itertools
@@ -20,6 +19,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -36,7 +36,7 @@ from datacache.daemon.keeper import keeper_answers
 from datacache.daemon.orders.plan_file import PlanHeader
 from datacache.daemon.pulse import PulseWatch
 from datacache.exchange.client import Connection
-from datacache.exchange.frames import FrameError
+from datacache.exchange.frames import FrameError, Patience
 from datacache.exchange.wire import BlocksRequest, Mode
 from datacache.settings import Settings
 from datacache.store.credentials import store_fingerprint, told_variables
@@ -66,20 +66,13 @@ start took, if that is more."""
 class _Connection(Connection):
     """A connection to the daemon that watches the daemon's pulse while it waits."""
 
-    give_up_at = 0.0
-    """The end of all waiting, whatever the pulse; `time.monotonic()`."""
-
     def __init__(self, home: Path, watch: Callable[[], object]) -> None:
         connection = ipc.connect(paths.socket_path(home), timeout_s=_CONNECT_TIMEOUT_S)
-        super().__init__(connection, look=self._look, look_every_s=_LOOK_EVERY_S)
-        self._watch = watch
+        self.patience = Patience("the daemon did not answer in time", watch=watch)
+        """The end of all waiting, whatever the pulse."""
+        super().__init__(connection, look=self.patience.look, look_every_s=_LOOK_EVERY_S)
         self.introduced = False
         """True if the daemon was told over it how this process reaches stores."""
-
-    def _look(self) -> None:
-        if time.monotonic() > self.give_up_at:
-            raise TimeoutError(errno.ETIMEDOUT, "the daemon did not answer in time")
-        self._watch()
 
 
 class AskedBlock:
@@ -104,12 +97,12 @@ class AskedBlock:
 
     def overdue(self) -> bool:
         """Tell whether the daemon has become silent or has had its time, so that no answer may ever come."""
-        return time.monotonic() > self._connection.give_up_at or self._silent()
+        return time.monotonic() > self._connection.patience.give_up_at or self._silent()
 
     def take(self) -> memoryview | None:
         """Receive the answer, which has begun to come; return the part of the block that was wanted. None if it does
         not come, or is an error: `DaemonClient.block` asks again, and says what is wrong."""
-        self._connection.give_up_at = 0.0
+        self._connection.patience.give_up_at = 0.0
         try:
             data = self._connection.asked_block(*self._request.blocks[0])
         except (OSError, DatacacheError):
@@ -182,7 +175,7 @@ class DaemonClient:
             found = []
             for block in of.blocks(request):
                 found.append(block)
-                of.give_up_at = time.monotonic() + self._block_timeout_s  # for each of them
+                of.patience.give_up_at = time.monotonic() + self._block_timeout_s  # for each of them
             return found
 
         return self._ask(talk, timeout_s=self._block_timeout_s, introduce=True)
@@ -197,7 +190,7 @@ class DaemonClient:
         if not connection.introduced:
             self._keep(connection)
             return None
-        connection.give_up_at = time.monotonic() + self._block_timeout_s
+        connection.patience.give_up_at = time.monotonic() + self._block_timeout_s
         request = BlocksRequest([(ref, number)], dataset, snapshot, Mode.READ)
         try:
             return AskedBlock(connection, request, part, self._is_silent, self._keep)
@@ -529,14 +522,16 @@ class DaemonClient:
         try:
             connection = idle.pop()
         except IndexError:
-            connection = _Connection(self._settings.home, self._look)
-        connection.give_up_at = time.monotonic() + timeout_s
+            # Through a weak reference: a client that nobody holds hangs up at once, and not when garbage is collected.
+            watch = functools.partial(DaemonClient._look, weakref.proxy(self))
+            connection = _Connection(self._settings.home, watch)
+        connection.patience.give_up_at = time.monotonic() + timeout_s
         try:
             if introduce and not connection.introduced:
                 self._introduce(connection)
             answer = talk(connection)
         except BaseException as exc:
-            if isinstance(exc, DatacacheError) and not isinstance(exc, DaemonSilentError):
+            if isinstance(exc, DatacacheError) and not (isinstance(exc, DaemonSilentError) or connection.closed):
                 self._keep(connection)
             else:
                 connection.close()  # an answer may be on its way still

@@ -20,7 +20,7 @@ _MOST_ERROR_BYTES = 2**20
 class Connection:
     """A connection to a `FrameServer`. One thread at a time; `frames` is for an introduction.
 
-    After any error but a `DatacacheError` it is to be closed: an answer may be on its way still."""
+    After any error but one that the server sent it is to be closed: an answer may be on its way still."""
 
     def __init__(self, connection: socket.socket, *, look: Look, look_every_s: float) -> None:
         """`look` is called every so often while the connection waits; raises to give up."""
@@ -34,23 +34,29 @@ class Connection:
         return self._result()
 
     def upload(self, op: str, size_bytes: int, parts: Iterable[Buffer]) -> memoryview:
-        """As `call`, with a body of `size_bytes` that comes in parts."""
+        """Have an operation done whose body of `size_bytes` comes in parts; return its result. Raises its error. An
+        error of `parts` closes the connection: half a request was sent."""
         self._number += 1
-        self.frames.send_parts([header(Kind.CALL, self._number, len(op), size_bytes), op.encode()])
-        for part in parts:
-            self.frames.send_parts([part])
+        try:
+            self.frames.send_parts([header(Kind.CALL, self._number, len(op), size_bytes), op.encode()])
+            for part in parts:
+                self.frames.send_parts([part])
+        except BaseException:
+            self.close()
+            raise
         return self._result()
 
     def ask(self, op: str, fields: object = None) -> dict[str, Any]:
-        """As `call`, with JSON both ways."""
+        """Have an operation done whose request and result are JSON; return its result. Raises its error."""
         answer: dict[str, Any] = json.loads(
             bytes(self.call(op, b"" if fields is None else json.dumps(fields).encode()))
         )
         return answer
 
     def blocks(self, request: BlocksRequest) -> Iterator[memoryview | DatacacheError | None]:
-        """Yield what came of each block, in their order; None for one that a node has not got, or has no time for. The
-        iterator must be gone through to its end, or the connection closed."""
+        """Yield what came of each block, in their order; None for one that a node has not got, or has no time for.
+        Raises the error of a request that is refused as a whole. The iterator must be gone through to its end, or the
+        connection closed."""
         self.ask_blocks(request)
         for ref, number in request.blocks:
             yield self.asked_block(ref, number, sum_bytes=SUM_BYTES if request.mode.of_a_peer else 0)
@@ -93,6 +99,8 @@ class Connection:
         )
         if answer.kind in (Kind.BUSY, Kind.ABSENT, Kind.WAIT):
             return answer
+        if answer.kind == Kind.REFUSED:
+            raise decode_error(answer.body)
         if answer.kind != Kind.OK:
             return decode_error(answer.body)
         if len(answer.body) != length or (sum_bytes and answer.head != checksum_of(answer.body)):
@@ -109,6 +117,11 @@ class Connection:
         if answer.number != self._number:
             raise FrameError("an answer came that is another request's")
         return answer
+
+    @property
+    def closed(self) -> bool:
+        """True once this end has hung up."""
+        return self.frames.connection.fileno() < 0
 
     def close(self) -> None:
         """Hang up."""

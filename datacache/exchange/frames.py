@@ -7,8 +7,11 @@ at a time for each connection.
 
 from __future__ import annotations
 
+import errno
+import math
 import socket
 import struct
+import time
 from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import NamedTuple
@@ -40,12 +43,31 @@ class Kind(IntEnum):
     """Ask somebody else: too much is asked of this one."""
     ABSENT = 19
     """Tell that the block is not here."""
+    REFUSED = 20
+    """The body is an error, of the whole request: no more answers to it come."""
     WAIT = 21
     """The block is being got, and comes behind those that are here; then sent now and then as a sign of life."""
 
 
 class FrameError(ConnectionError):
     """The other side sends something that is no frame, or one that is too long: the connection is of no use."""
+
+
+class Patience:
+    """The end of all waiting at a connection; one thread at a time. Apart from the connection, so that neither refers
+    to the other and a connection that nobody holds is closed at once."""
+
+    def __init__(self, words: str, *, watch: Look = lambda: None) -> None:
+        """`words` say what did not happen in time; `watch` is called each time that there is some left."""
+        self._words, self._watch = words, watch
+        self.give_up_at = math.inf
+        """By `time.monotonic`."""
+
+    def look(self) -> None:
+        """Raise `TimeoutError` when the time is up."""
+        if time.monotonic() > self.give_up_at:
+            raise TimeoutError(errno.ETIMEDOUT, self._words)
+        self._watch()
 
 
 class Frame(NamedTuple):
@@ -133,8 +155,11 @@ class FrameSocket:
             self._left = memoryview(first_bytes)[: self._some([first_bytes])]
         start, body = bytearray(HEADER.size + head_bytes), bytearray(body_bytes)
         got = 0
-        while got < HEADER.size:
+        while True:
             got += self._some([memoryview(start)[got:], body])
+            if got >= HEADER.size:
+                break
+            self._receiving()  # a header that comes byte by byte would never end
         first = Header.parse(start)
         if (first.head_bytes, first.body_bytes) == (head_bytes, body_bytes):
             self._rest(memoryview(start)[got:])

@@ -38,8 +38,8 @@ class Answer(NamedTuple):
 
 
 Handler = Callable[[Frame], Generator[Answer, None, None]]
-"""Yields the answers to a request, in order; what it needs for one may go when it is asked for the next, or closed. A
-`DatacacheError` is sent back."""
+"""Yields the answers to a request, in order; what it needs for one may go when it is asked for the next, or closed.
+An error that it raises is sent back as the last answer."""
 
 
 class FrameServer:
@@ -150,10 +150,12 @@ class FrameServer:
                 try:
                     answer = next(answers, None)
                 except Exception as exc:  # noqa: BLE001 - the caller's answer
-                    answer = error_answer(exc)
+                    answer = error_answer(exc)._replace(kind=Kind.REFUSED)
                 if answer is None:
                     return
                 frames.send(answer.kind, request.number, answer.head, answer.body)
+                if answer.kind == Kind.REFUSED:
+                    return
 
     def _forget(self, frames: FrameSocket) -> None:
         with self._lock:

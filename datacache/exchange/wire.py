@@ -29,7 +29,7 @@ class Mode(StrEnum):
     READ = "read"
     """A reader of this node: get it, from wherever it is."""
     BROKEN = "broken"
-    """As `READ`; the reader met broken bytes here."""
+    """A reader of this node that met broken bytes here: drop them and get the block again."""
     OWNER = "owner"
     """Another node, of the owner: get it, but from no other node's owner."""
     HAVE = "have"

@@ -102,7 +102,7 @@ class DaemonBlocks:
             some = plain[first : first + MOST_BLOCKS]
             try:
                 came = self._client.blocks_or_errors([wanted[at] for at in some], self._dataset, self._snapshot)
-            except DaemonError:
+            except DatacacheError:
                 break  # `read` says so
             for at, data in zip(some, came, strict=True):
                 if isinstance(data, memoryview):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import random
 import socket
 import threading
 import tracemalloc
+import weakref
 
 import pytest
 
@@ -15,7 +17,7 @@ from datacache.core.errors import DaemonError, ObjectChangedError, UsageError
 from datacache.core.ids import BLOCK_BYTES, ObjectRef
 from datacache.exchange import server as server_module
 from datacache.exchange.client import Connection
-from datacache.exchange.frames import HEADER, MAGIC, VERSION, FrameError, FrameSocket, Kind, header
+from datacache.exchange.frames import HEADER, MAGIC, VERSION, FrameError, FrameSocket, Kind, Patience, header
 from datacache.exchange.server import Answer, FrameServer, error_answer
 from datacache.exchange.wire import BlocksRequest, Mode
 from tests.promises import promise
@@ -48,6 +50,8 @@ class Answers:
         self.begun.set()
         try:
             for ref, number in request.blocks:
+                if request.dataset == "broken" and number:
+                    raise KeyError("missing")
                 if request.dataset == "changed" and number:
                     yield error_answer(ObjectChangedError("changed", url=ref.url, hint="again"))
                 else:
@@ -99,6 +103,38 @@ def test_a_block_that_fails_keeps_no_other_one_of_its_batch_back(client):
     assert isinstance(error, ObjectChangedError)
     assert (error.url, error.hint) == (REFS[2].url, "again")
     assert bytes(client.call("reverse", b"abc")) == b"cba"
+
+
+@promise("The daemon checks each field of a request")
+def test_a_request_that_is_refused_as_a_whole_has_one_answer_and_the_next_is_answered(client):
+    for dataset, error in (("\0", UsageError), ("broken", DaemonError)):
+        with pytest.raises(error):
+            list(client.blocks(BlocksRequest(WANTED, dataset, "", Mode.READ)))
+        assert bytes(client.call("reverse", b"ab")) == b"ba"
+
+
+def test_a_request_whose_parts_fail_hangs_up_as_half_of_it_was_sent(client):
+    def parts():
+        yield b"ab"
+        raise UsageError("of the caller")
+
+    with pytest.raises(UsageError, match="of the caller"):
+        client.upload("reverse", 4, parts())
+    assert client.closed
+
+
+def test_a_connection_that_nobody_holds_is_closed_at_once(path):
+    """Threads come and go, and each has a connection."""
+    patience = Patience("nothing comes")
+    connection = Connection(ipc.connect(path), look=patience.look, look_every_s=0.05)
+    connection.patience = patience
+    closed = weakref.ref(connection.frames.connection)
+    gc.disable()
+    try:
+        del connection, patience
+        assert closed() is None
+    finally:
+        gc.enable()
 
 
 @promise("The daemon checks each field of a request")
@@ -192,6 +228,28 @@ def test_a_block_of_another_length_is_no_answer():
     ):
         list(client.blocks(BlocksRequest([(REFS[0], 0)], "d", "", Mode.READ)))
     theirs.close()
+
+
+class Dripping(socket.socket):
+    """A connection that never has more than a byte, and always has one."""
+
+    def recvmsg_into(self, buffers, *more):
+        return super().recvmsg_into([memoryview(next(filter(len, buffers)))[:1]], *more)
+
+
+def test_bytes_that_come_one_by_one_put_off_no_end():
+    ours, theirs = socket.socketpair()
+    theirs.sendall(header(Kind.CALL, 1, 4, 4) + b"head" + b"body")
+    patience, looks = Patience("too late", watch=lambda: looks.append(0)), []
+    dripping = Dripping(fileno=ours.detach())
+    frames = FrameSocket(dripping, look_every_s=30.0, receiving=patience.look, sending=patience.look)
+    with contextlib.closing(frames), theirs:
+        assert frames.receive(most_bytes=4) == (Kind.CALL, 1, b"head", b"body")
+        assert len(looks) == HEADER.size + 8 - 3
+        patience.give_up_at = 0.0
+        theirs.sendall(header(Kind.CALL, 1, 4, 4)[:2])
+        with pytest.raises(TimeoutError, match="too late"):
+            frames.receive(most_bytes=4)
 
 
 def test_a_client_looks_around_while_nothing_comes():
