@@ -25,7 +25,7 @@ from datacache.core.errors import DatacacheError
 from datacache.core.ids import BLOCK_BYTES, ObjectRef, block_length
 from datacache.exchange.auth import Identity, introduce
 from datacache.exchange.client import Connection
-from datacache.exchange.frames import Frame, Kind, Patience
+from datacache.exchange.frames import Deadline, Frame, Kind
 from datacache.exchange.wire import MOST_BLOCKS, BlocksRequest, Mode
 
 log = logging.getLogger(__name__)
@@ -196,7 +196,7 @@ class OtherNode:
             kept = connection is not None
             try:
                 connection = connection or NodeConnection(self._member, self._me)
-                connection.end_at, connection.patience.give_up_at = (
+                connection.end_at, connection.deadline.give_up_at = (
                     begun + self._patience_s,
                     time.monotonic() + self.limit_s,
                 )
@@ -282,24 +282,24 @@ class NodeConnection(Connection):
     def __init__(self, member: Member, me: Identity) -> None:
         host, _, port = member.address.rpartition(":")
         plain = socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S)
-        self.patience = Patience("the node did not answer in time")
-        self.patience.give_up_at = self.end_at = time.monotonic() + MOST_S
+        self.deadline = Deadline("the node did not answer in time")
+        self.deadline.give_up_at = self.end_at = time.monotonic() + MOST_S
         try:
             plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            super().__init__(plain, look=self.patience.look, look_every_s=_LOOK_EVERY_S)
+            super().__init__(plain, look=self.deadline.look, look_every_s=_LOOK_EVERY_S)
             introduce(self.frames, me, member.id)
-            self.patience.give_up_at = self.end_at = time.monotonic() + _REQUEST_S
+            self.deadline.give_up_at = self.end_at = time.monotonic() + _REQUEST_S
         except BaseException:
             plain.close()
             raise
 
     def _expected(self, answer: Frame) -> Frame:
-        self.patience.give_up_at = min(self.end_at, time.monotonic() + MOST_S)
+        self.deadline.give_up_at = min(self.end_at, time.monotonic() + MOST_S)
         return super()._expected(answer)
 
     def _result(self) -> memoryview:
-        self.patience.give_up_at = self.end_at = time.monotonic() + _REQUEST_S
+        self.deadline.give_up_at = self.end_at = time.monotonic() + _REQUEST_S
         try:
             return super()._result()
         finally:
-            self.patience.give_up_at = self.end_at  # of the next request
+            self.deadline.give_up_at = self.end_at  # of the next request

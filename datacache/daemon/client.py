@@ -36,7 +36,7 @@ from datacache.daemon.keeper import keeper_answers
 from datacache.daemon.orders.plan_file import PlanHeader
 from datacache.daemon.pulse import PulseWatch
 from datacache.exchange.client import Connection
-from datacache.exchange.frames import FrameError, Patience
+from datacache.exchange.frames import Deadline, FrameError
 from datacache.exchange.wire import BlocksRequest, Mode
 from datacache.settings import Settings
 from datacache.store.credentials import store_fingerprint, told_variables
@@ -68,9 +68,9 @@ class _Connection(Connection):
 
     def __init__(self, home: Path, watch: Callable[[], object]) -> None:
         connection = ipc.connect(paths.socket_path(home), timeout_s=_CONNECT_TIMEOUT_S)
-        self.patience = Patience("the daemon did not answer in time", watch=watch)
+        self.deadline = Deadline("the daemon did not answer in time", watch=watch)
         """The end of all waiting, whatever the pulse."""
-        super().__init__(connection, look=self.patience.look, look_every_s=_LOOK_EVERY_S)
+        super().__init__(connection, look=self.deadline.look, look_every_s=_LOOK_EVERY_S)
         self.introduced = False
         """True if the daemon was told over it how this process reaches stores."""
 
@@ -97,12 +97,12 @@ class AskedBlock:
 
     def overdue(self) -> bool:
         """Tell whether the daemon has become silent or has had its time, so that no answer may ever come."""
-        return time.monotonic() > self._connection.patience.give_up_at or self._silent()
+        return time.monotonic() > self._connection.deadline.give_up_at or self._silent()
 
     def take(self) -> memoryview | None:
         """Receive the answer, which has begun to come; return the part of the block that was wanted. None if it does
         not come, or is an error: `DaemonClient.block` asks again, and says what is wrong."""
-        self._connection.patience.give_up_at = 0.0
+        self._connection.deadline.give_up_at = 0.0
         try:
             data = self._connection.asked_block(*self._request.blocks[0])
         except (OSError, DatacacheError):
@@ -175,7 +175,7 @@ class DaemonClient:
             found = []
             for block in of.blocks(request):
                 found.append(block)
-                of.patience.give_up_at = time.monotonic() + self._block_timeout_s  # for each of them
+                of.deadline.give_up_at = time.monotonic() + self._block_timeout_s  # for each of them
             return found
 
         return self._ask(talk, timeout_s=self._block_timeout_s, introduce=True)
@@ -190,7 +190,7 @@ class DaemonClient:
         if not connection.introduced:
             self._keep(connection)
             return None
-        connection.patience.give_up_at = time.monotonic() + self._block_timeout_s
+        connection.deadline.give_up_at = time.monotonic() + self._block_timeout_s
         request = BlocksRequest([(ref, number)], dataset, snapshot, Mode.READ)
         try:
             return AskedBlock(connection, request, part, self._is_silent, self._keep)
@@ -525,7 +525,7 @@ class DaemonClient:
             # Through a weak reference: a client that nobody holds hangs up at once, and not when garbage is collected.
             watch = functools.partial(DaemonClient._look, weakref.proxy(self))
             connection = _Connection(self._settings.home, watch)
-        connection.patience.give_up_at = time.monotonic() + timeout_s
+        connection.deadline.give_up_at = time.monotonic() + timeout_s
         try:
             if introduce and not connection.introduced:
                 self._introduce(connection)

@@ -53,7 +53,7 @@ class FrameError(ConnectionError):
     """The other side sends something that is no frame, or one that is too long: the connection is of no use."""
 
 
-class Patience:
+class Deadline:
     """The end of all waiting at a connection; one thread at a time. Apart from the connection, so that neither refers
     to the other and a connection that nobody holds is closed at once."""
 

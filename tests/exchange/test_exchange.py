@@ -17,7 +17,7 @@ from datacache.core.errors import DaemonError, ObjectChangedError, UsageError
 from datacache.core.ids import BLOCK_BYTES, ObjectRef
 from datacache.exchange import server as server_module
 from datacache.exchange.client import Connection
-from datacache.exchange.frames import HEADER, MAGIC, VERSION, FrameError, FrameSocket, Kind, Patience, header
+from datacache.exchange.frames import HEADER, MAGIC, VERSION, Deadline, FrameError, FrameSocket, Kind, header
 from datacache.exchange.server import Answer, FrameServer, error_answer
 from datacache.exchange.wire import BlocksRequest, Mode
 from tests.promises import promise
@@ -125,13 +125,13 @@ def test_a_request_whose_parts_fail_hangs_up_as_half_of_it_was_sent(client):
 
 def test_a_connection_that_nobody_holds_is_closed_at_once(path):
     """Threads come and go, and each has a connection."""
-    patience = Patience("nothing comes")
-    connection = Connection(ipc.connect(path), look=patience.look, look_every_s=0.05)
-    connection.patience = patience
+    deadline = Deadline("nothing comes")
+    connection = Connection(ipc.connect(path), look=deadline.look, look_every_s=0.05)
+    connection.deadline = deadline
     closed = weakref.ref(connection.frames.connection)
     gc.disable()
     try:
-        del connection, patience
+        del connection, deadline
         assert closed() is None
     finally:
         gc.enable()
@@ -240,13 +240,13 @@ class Dripping(socket.socket):
 def test_bytes_that_come_one_by_one_put_off_no_end():
     ours, theirs = socket.socketpair()
     theirs.sendall(header(Kind.CALL, 1, 4, 4) + b"head" + b"body")
-    patience, looks = Patience("too late", watch=lambda: looks.append(0)), []
+    deadline, looks = Deadline("too late", watch=lambda: looks.append(0)), []
     dripping = Dripping(fileno=ours.detach())
-    frames = FrameSocket(dripping, look_every_s=30.0, receiving=patience.look, sending=patience.look)
+    frames = FrameSocket(dripping, look_every_s=30.0, receiving=deadline.look, sending=deadline.look)
     with contextlib.closing(frames), theirs:
         assert frames.receive(most_bytes=4) == (Kind.CALL, 1, b"head", b"body")
         assert len(looks) == HEADER.size + 8 - 3
-        patience.give_up_at = 0.0
+        deadline.give_up_at = 0.0
         theirs.sendall(header(Kind.CALL, 1, 4, 4)[:2])
         with pytest.raises(TimeoutError, match="too late"):
             frames.receive(most_bytes=4)
