@@ -41,7 +41,7 @@ _OF_THE_DAEMON = (
     *("DATACACHE_CONCURRENCY", "DATACACHE_STORE_TIMEOUT_S", "DATACACHE_PREFETCH", "DATACACHE_CHECK_MD5"),
     *("DATACACHE_SHARES", "DATACACHE_SOURCES", "DATACACHE_CONFIG"),
     *("DATACACHE_CLUSTER", "DATACACHE_LISTEN", "DATACACHE_CLUSTER_KEY_FILE", "DATACACHE_CLUSTER_MEMBERS"),
-    *("DATACACHE_ZONE", "DATACACHE_NODE", "DATACACHE_CLUSTER_MODE"),
+    *("DATACACHE_ZONE", "DATACACHE_NODE", "DATACACHE_CLUSTER_MODE", "DATACACHE_CLUSTER_TLS"),
 )
 EVICTION_POLICIES = ("keep", "lru", "ttl", "clairvoyant")
 _UNITS = {"": 1, "b": 1}
@@ -132,6 +132,8 @@ class Settings:
     """The secret that all nodes of the cluster have. In no repr; see `cluster.members.read_cluster_key`."""
     cluster_key_file: Path | None = None
     """A file with that key, such as one of a Secret."""
+    cluster_tls: Path | None = None
+    """A folder with `tls.crt`, `tls.key` and `ca.crt`, with which nodes speak TLS to each other. None: in the clear."""
     cluster_members: tuple[str, ...] = ()
     """The nodes, as `core.nodes.parse_node` takes them. Empty: the catalog's MongoDB knows them."""
     zone: str = ""
@@ -370,6 +372,7 @@ _PARSERS: dict[str, Any] = {
     "listen": parse_address,
     "cluster_key": parse_cluster_key,
     "cluster_key_file": _path,
+    "cluster_tls": _path,
     "cluster_members": parse_nodes,
     "zone": parse_name,
     "node": parse_name,

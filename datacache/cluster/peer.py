@@ -287,11 +287,15 @@ class NodeConnection(Connection):
         try:
             plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             super().__init__(plain, look=self.deadline.look, look_every_s=_LOOK_EVERY_S)
-            introduce(self.frames, me, member.id)
-            self.deadline.give_up_at = self.end_at = time.monotonic() + _REQUEST_S
         except BaseException:
             plain.close()
             raise
+        try:
+            introduce(self.frames, me, member.id)
+        except BaseException:
+            self.close()
+            raise
+        self.deadline.give_up_at = self.end_at = time.monotonic() + _REQUEST_S
 
     def _expected(self, answer: Frame) -> Frame:
         self.deadline.give_up_at = min(self.end_at, time.monotonic() + MOST_S)

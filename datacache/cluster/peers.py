@@ -31,6 +31,7 @@ from datacache.cluster.placement import Placement
 from datacache.core.errors import CacheError, DatacacheError, StoreError, UsageError
 from datacache.core.ids import BlockId, ObjectRef
 from datacache.exchange.auth import Identity
+from datacache.exchange.tls import Certificates
 from datacache.exchange.wire import Mode
 from datacache.settings import Settings
 
@@ -263,5 +264,6 @@ def open_peers(settings: Settings, holder: str) -> Peers | None:
     members = open_members(settings, holder)
     if members is None:
         return None
-    me = Identity(settings.cluster, settings.node or socket.gethostname(), read_cluster_key(settings))
+    tls = Certificates(settings.cluster_tls) if settings.cluster_tls else None
+    me = Identity(settings.cluster, settings.node or socket.gethostname(), read_cluster_key(settings), tls)
     return Peers(members, me, settings.listen, settings.zone, settings.mode_of, patience_s=settings.store_timeout_s)

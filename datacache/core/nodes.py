@@ -36,8 +36,9 @@ def parse_name(text: str) -> str:
 
 
 def parse_address(text: str) -> str:
-    """Check `HOST:PORT`, `ADDRESS:PORT` or `[ADDRESS]:PORT`. `ValueError` otherwise."""
-    text = text.strip()
+    """Check `HOST:PORT`, `ADDRESS:PORT` or `[ADDRESS]:PORT`. `ValueError` otherwise. An IPv4 address loses its
+    brackets: a pod's environment does not know which kind it has."""
+    text = re.sub(r"^\[([0-9.]+)\]", r"\1", text.strip())
     if "/" in text or not parse_network_rule(text).port:
         raise ValueError(f"{text!r} is no address with a port; write HOST:PORT, such as 10.0.0.7:7070")
     return text

@@ -6,8 +6,9 @@
     server → OK
 
 Nonces are of this connection, so a recorded proof is worth nothing; the roles differ, so no proof can be sent back to
-whoever made it. The first frames have the header of version 1 in all versions. What follows is not encrypted: the
-network between nodes must be one that tenants cannot listen to.
+whoever made it. The first frames have the header of version 1 in all versions. Over TLS (`tls`) the proofs also cover
+what is this connection's own. Without it nothing is encrypted: the network between nodes must be one that tenants
+cannot listen to.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any
 from datacache.core.errors import DaemonError, DatacacheError
 from datacache.core.ipc import parse_object
 from datacache.exchange.frames import VERSION, FrameError, FrameSocket, Kind
+from datacache.exchange.tls import Certificates
 from datacache.exchange.wire import decode_error, encode_error, expect_text
 
 HELLO, PROOF = b"hello", b"proof"
@@ -34,11 +36,12 @@ class PeerRefusedError(DaemonError):
 
 @dataclass(frozen=True)
 class Identity:
-    """A node as it introduces itself, and the key of its cluster."""
+    """A node as it introduces itself, the key of its cluster, and what it speaks TLS with."""
 
     cluster: str
     node: str
     key: bytes
+    tls: Certificates | None = None
 
     def __repr__(self) -> str:
         return f"Identity({self.cluster!r}, {self.node!r})"
@@ -47,20 +50,21 @@ class Identity:
 def introduce(frames: FrameSocket, me: Identity, wanted: str) -> None:
     """Be let in by the node `wanted`. `PeerRefusedError` if one of the two has not got the key, or if it is another
     node: whoever has the address of one that is gone could pass all this on to it. `OSError`."""
+    binding = me.tls.secure(frames, server=False) if me.tls else b""
     hello = _hello(me, {"versions": [VERSION, VERSION]})
     frames.send(Kind.CALL, 0, HELLO, hello)
     answer = frames.receive(most_bytes=_MOST_BYTES)
     if answer.kind != Kind.OK:
         raise _refusal(answer.body)
     theirs, proof = bytes(answer.body[:-_PROOF_BYTES]), bytes(answer.body[-_PROOF_BYTES:])
-    if not hmac.compare_digest(proof, _proof(me.key, b"server", hello, theirs)):
+    if not hmac.compare_digest(proof, _proof(me.key, b"server", hello, theirs, binding)):
         raise PeerRefusedError("the other node does not have the cluster's key")
     fields = _fields(theirs)
     if fields.get("version") != VERSION:
         raise PeerRefusedError(f"the other node speaks version {fields.get('version')!r}, this one {VERSION}")
     if fields["node"] != wanted:
         raise PeerRefusedError(f"the other node is {fields['node']!r}, not {wanted!r}")
-    frames.send(Kind.CALL, 0, PROOF, _proof(me.key, b"client", hello, theirs))
+    frames.send(Kind.CALL, 0, PROOF, _proof(me.key, b"client", hello, theirs, binding))
     answer = frames.receive(most_bytes=_MOST_BYTES)
     if answer.kind != Kind.OK:
         raise _refusal(answer.body)
@@ -77,6 +81,7 @@ def welcome(frames: FrameSocket, me: Identity) -> str:
 
 
 def _welcome(frames: FrameSocket, me: Identity) -> str:
+    binding = me.tls.secure(frames, server=True) if me.tls else b""
     hello = bytes(_expected(frames, HELLO))
     fields = _fields(hello)
     if fields.get("cluster") != me.cluster:
@@ -85,8 +90,8 @@ def _welcome(frames: FrameSocket, me: Identity) -> str:
     if not isinstance(versions, list) or len(versions) != 2 or not versions[0] <= VERSION <= versions[1]:
         raise PeerRefusedError(f"this node speaks version {VERSION} of the exchange")
     mine = _hello(me, {"version": VERSION})
-    frames.send(Kind.OK, 0, body=mine + _proof(me.key, b"server", hello, mine))
-    if not hmac.compare_digest(bytes(_expected(frames, PROOF)), _proof(me.key, b"client", hello, mine)):
+    frames.send(Kind.OK, 0, body=mine + _proof(me.key, b"server", hello, mine, binding))
+    if not hmac.compare_digest(bytes(_expected(frames, PROOF)), _proof(me.key, b"client", hello, mine, binding)):
         raise PeerRefusedError("that is not the cluster's key")
     frames.send(Kind.OK, 0)
     return str(fields["node"])
@@ -100,8 +105,9 @@ def _hello(me: Identity, more: dict[str, Any]) -> bytes:
 _PROOF_BYTES = 32
 
 
-def _proof(key: bytes, role: bytes, client: bytes, server: bytes) -> bytes:
-    return hmac.digest(key, b"%s %d %d " % (role, len(client), len(server)) + client + server, "sha256")
+def _proof(key: bytes, role: bytes, client: bytes, server: bytes, binding: bytes) -> bytes:
+    lengths = b"%s %d %d " % (role, len(client), len(server))
+    return hmac.digest(key, lengths + client + server + binding, "sha256")
 
 
 def _expected(frames: FrameSocket, what: bytes) -> memoryview:

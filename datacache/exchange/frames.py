@@ -19,6 +19,8 @@ from typing import NamedTuple
 MAGIC = b"dX"
 VERSION = 1
 HEADER = struct.Struct("<2sBBIHxxI")
+_TLS = (b"\x15", b"\x16")
+"""An alert and a handshake begin with these (RFC 8446, 5.1)."""
 _AT_ONCE_BYTES = 2**12
 _FIRST_BYTES = 2**20
 """The buffer that a body of unknown length begins with; it doubles as bytes come."""
@@ -91,6 +93,8 @@ class Header(NamedTuple):
     def parse(cls, data: Buffer) -> Header:
         """Return the header in the first bytes; `FrameError` if there is none of this version."""
         magic, version, kind, number, head_bytes, body_bytes = HEADER.unpack_from(data)
+        if magic[:1] in _TLS:
+            raise FrameError("the other side speaks TLS, and this one does not: see DATACACHE_CLUSTER_TLS")
         if magic != MAGIC:
             raise FrameError("the other side speaks another protocol")
         if version != VERSION:
@@ -116,11 +120,18 @@ class FrameSocket:
 
     def wait(self, look_every_s: float, receiving: Look, sending: Look) -> None:
         """Look around in another way from now on."""
-        self._receiving, self._sending = receiving, sending
+        self._receiving, self._sending, self.look_every_s = receiving, sending, look_every_s
+        if self.connection.gettimeout() is not None:  # TLS
+            self.connection.settimeout(look_every_s)
+            return
         # The kernel's timeouts: Python's own cost a second system call, and so a turn of the interpreter, each time.
         value = _TIMEVAL.pack(int(look_every_s), int(1e6 * (look_every_s % 1)))
         for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
             self.connection.setsockopt(socket.SOL_SOCKET, option, value)
+
+    def look(self) -> None:
+        """Look around, as nothing has come."""
+        self._receiving()
 
     def send(self, kind: Kind, number: int, head: bytes = b"", body: Buffer = b"") -> None:
         """Send one frame. `OSError`."""

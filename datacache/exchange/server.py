@@ -11,17 +11,19 @@ import logging
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Generator
 from typing import NamedTuple
 
 from datacache.core.errors import DaemonError, DatacacheError
-from datacache.exchange.frames import Buffer, Frame, FrameError, FrameSocket, Kind
+from datacache.exchange.frames import Buffer, Deadline, Frame, FrameError, FrameSocket, Kind
 from datacache.exchange.wire import encode_error
 
 log = logging.getLogger(__name__)
 _MOST_CONNECTIONS = 8192
 _MOST_STRANGERS = 64
-"""Connections whose other side has not proved yet who it is. One more ends the oldest: a node needs milliseconds."""
+"""Connections whose other side has not proved yet who it is. One more ends the oldest of the address that has most of
+them: a node needs milliseconds, and a flood from other addresses is its own enemy."""
 _INTRODUCTION_S = 5.0
 _TAKEN_IN_S = 20.0
 """A reader that takes nothing of its answer for so long is hung up on; it asks again."""
@@ -53,11 +55,12 @@ class FrameServer:
         name: str = "exchange",
         welcome: Callable[[FrameSocket], object] | None = None,
     ) -> None:
-        """`most_bytes`: of a request's body. `welcome` has a caller prove who it is, or raises; it has five seconds."""
+        """`most_bytes`: of a request's body. `welcome` has a caller prove who it is, or raises; it has five seconds
+        in all."""
         self._handler, self._most_bytes, self._name, self._welcome = handler, most_bytes, name, welcome
         self._closed = threading.Event()
         self._lock = threading.Lock()  # guards _connections and _strangers
-        self._strangers: dict[FrameSocket, None] = {}
+        self._strangers: dict[FrameSocket, object] = {}  # and from which host
         self._connections: dict[FrameSocket, threading.Thread] = {}
         self._listeners: list[tuple[socket.socket, threading.Thread]] = []
 
@@ -87,14 +90,14 @@ class FrameServer:
     def _accept(self, listener: socket.socket) -> None:
         while not self._closed.is_set():
             try:
-                connection, _ = listener.accept()
-                self._hear(connection)
+                connection, address = listener.accept()
+                self._hear(connection, address[0] if self._welcome is not None else "")
             except (OSError, RuntimeError) as exc:  # no descriptor is free, for one, or no more threads
                 if self._closed.wait(_RETRY_S):
                     return
                 log.warning("the %s socket: %s", self._name, exc)
 
-    def _hear(self, connection: socket.socket) -> None:
+    def _hear(self, connection: socket.socket, host: str) -> None:
         frames = FrameSocket(connection, look_every_s=_TAKEN_IN_S, receiving=_go_on, sending=_give_up)
         thread = threading.Thread(target=self._talk, args=(frames,), name=f"{self._name}-caller", daemon=True)
         with self._lock:
@@ -102,7 +105,7 @@ class FrameServer:
             if not full:
                 self._connections[frames] = thread
                 if self._welcome is not None:
-                    self._add_stranger_locked(frames)
+                    self._add_stranger_locked(frames, host)
         if full:
             log.warning(
                 "the %s socket: %d connections are open, one more is refused", self._name, len(self._connections)
@@ -115,13 +118,14 @@ class FrameServer:
             self._forget(frames)
             raise
 
-    def _add_stranger_locked(self, frames: FrameSocket) -> None:
+    def _add_stranger_locked(self, frames: FrameSocket, host: str) -> None:
         if len(self._strangers) >= _MOST_STRANGERS:
-            oldest = next(iter(self._strangers))
+            [(most, _)] = Counter(self._strangers.values()).most_common(1)
+            oldest = next(frames for frames, other in self._strangers.items() if other == most)
             del self._strangers[oldest]
             with contextlib.suppress(OSError):
                 oldest.connection.shutdown(socket.SHUT_RDWR)  # wakes its thread up, which closes it
-        self._strangers[frames] = None
+        self._strangers[frames] = host
 
     def _talk(self, frames: FrameSocket) -> None:
         try:
@@ -138,7 +142,9 @@ class FrameServer:
     def _meet(self, frames: FrameSocket) -> None:
         if self._welcome is None:
             return
-        frames.wait(_INTRODUCTION_S, _expect_introduction, _give_up)
+        deadline = Deadline("a caller did not introduce itself in time")
+        deadline.give_up_at = time.monotonic() + _INTRODUCTION_S
+        frames.wait(_INTRODUCTION_S / 10, deadline.look, deadline.look)
         self._welcome(frames)
         frames.wait(_TAKEN_IN_S, _go_on, _give_up)
         with self._lock:
@@ -176,10 +182,6 @@ def error_answer(exc: Exception) -> Answer:
 
 def _go_on() -> None:
     """Wait for the next request for as long as it takes."""
-
-
-def _expect_introduction() -> None:
-    raise TimeoutError("a caller did not introduce itself")
 
 
 def _give_up() -> None:

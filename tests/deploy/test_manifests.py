@@ -83,7 +83,15 @@ VALUES: dict[str, dict[str, Any]] = {
     "no credentials": {"stores": {"secret": ""}},
     "no classes": {"storageClasses": {"dataset": {"create": False}, "bucket": {"create": False}}},
     "no policies": {"networkPolicies": {"enabled": False}},
-    "a cluster": {"cluster": {"enabled": True, "mode": "team-a-*=partition,share", "zone": "hall-2", "port": 7171}},
+    "a cluster": {
+        "cluster": {
+            "enabled": True,
+            "mode": "team-a-*=partition,share",
+            "zone": "hall-2",
+            "port": 7171,
+            "tlsSecret": "lab-tls",
+        }
+    },
     "digests": {
         "image": {"digest": f"sha256:{'0' * 64}"},
         "mongodb": {"image": f"mongo@sha256:{'0' * 64}"},
@@ -431,6 +439,8 @@ def test_the_daemon_alone_of_a_node_has_the_clusters_key_and_settings_that_it_un
 ) -> None:
     [daemon_set] = kind("a cluster", "DaemonSet")
     spec = daemon_set["spec"]["template"]["spec"]
+    [tls] = [each["secret"] for each in spec["volumes"] if each["name"] == "cluster-tls"]
+    assert tls == {"secretName": "lab-tls", "defaultMode": 0o400}
     have = [c["name"] for c in spec["containers"] if "cluster-key" in {mount["name"] for mount in c["volumeMounts"]}]
     assert have == ["daemon"]
     [volume] = [each["secret"] for each in spec["volumes"] if each["name"] == "cluster-key"]
@@ -448,6 +458,10 @@ def test_the_daemon_alone_of_a_node_has_the_clusters_key_and_settings_that_it_un
     found = load_settings()
     assert (found.cluster, found.node, found.zone, found.listen) == ("datacache", "gpu-1", "hall-2", "10.0.0.7:7171")
     assert found.cluster_key_file == Path(mounted) / "key"
+    [folder] = [each["mountPath"] for each in daemon["volumeMounts"] if each["name"] == "cluster-tls"]
+    assert found.cluster_tls == Path(folder)
+    monkeypatch.setenv("DATACACHE_LISTEN", "[fd00::7]:7171")
+    assert load_settings().listen == "[fd00::7]:7171"
     assert [found.mode_of(name) for name in ("team-a-faces", "mask")] == ["partition", "share"]
 
 

@@ -304,6 +304,45 @@ def test_many_strangers_keep_no_node_out(monkeypatch: pytest.MonkeyPatch, addres
             assert strangers[0].recv(1) == b""
 
 
+@promise("What is no introduction of a node is hung up on, and keeps no other node out")
+def test_an_introduction_has_one_end_however_often_a_byte_of_it_comes(
+    monkeypatch: pytest.MonkeyPatch, address: tuple[str, int]
+) -> None:
+    monkeypatch.setattr(server_module, "_INTRODUCTION_S", 0.6)
+
+    def drip(connection: socket.socket) -> None:
+        for byte in header(Kind.CALL, 0, 5, 200) + HELLO:
+            connection.sendall(bytes([byte]))
+            threading.Event().wait(0.3)  # what a slow loris does: each byte comes in time, and all of them never
+
+    with socket.create_connection(address, timeout=30) as slow, pytest.raises(OSError, match=r"reset|pipe"):
+        drip(slow)
+
+
+@promise("What is no introduction of a node is hung up on, and keeps no other node out")
+def test_a_flood_from_other_addresses_ends_no_introduction(
+    monkeypatch: pytest.MonkeyPatch, address: tuple[str, int]
+) -> None:
+    """Strangers that come while a node introduces itself end the oldest stranger: of theirs, not the node."""
+    monkeypatch.setattr(server_module, "_INTRODUCTION_S", 600.0)
+    with contextlib.ExitStack() as stack:
+
+        def flood(host: str) -> None:
+            for _ in range(server_module._MOST_STRANGERS):
+                connection = socket.create_connection(address, timeout=30, source_address=(host, 0))
+                stack.enter_context(contextlib.closing(connection))
+
+        frames = over(stack.enter_context(contextlib.closing(socket.create_connection(address))))
+        frames.send(Kind.CALL, 0, HELLO, hello())
+        assert frames.receive(most_bytes=4096).kind == Kind.OK
+        for host in ("127.0.0.2", "127.0.0.3"):
+            flood(host)
+        with socket.create_connection(address) as other:  # the server has seen all of them
+            assert [bytes(block) for block in ask(other, A)] == [b"content"]
+        frames.send(Kind.CALL, 0, PROOF, b"\0" * 32)
+        assert refusal(frames) == "that is not the cluster's key"
+
+
 @promise("A node answers other nodes questions for blocks, and nothing else but what draining takes")
 def test_a_node_that_was_let_in_may_ask_for_blocks_as_a_node_only(raw: socket.socket, cache: Cache) -> None:
     client = Connection(raw, look=lambda: None, look_every_s=30.0)

@@ -39,10 +39,13 @@
               valueFrom: {fieldRef: {fieldPath: status.podIP}}
             - name: DATACACHE_NODE
               valueFrom: {fieldRef: {fieldPath: spec.nodeName}}
-            - {name: DATACACHE_LISTEN, value: "$(POD_IP):{{ .Values.cluster.port }}"}
+            - {name: DATACACHE_LISTEN, value: "[$(POD_IP)]:{{ .Values.cluster.port }}"}
             - {name: DATACACHE_CLUSTER, value: {{ printf "%q" .Values.cluster.name }}}
             - {name: DATACACHE_CLUSTER_KEY_FILE, value: /etc/datacache/cluster/key}
             - {name: DATACACHE_CLUSTER_MODE, value: {{ printf "%q" .Values.cluster.mode }}}
+            {{- if .Values.cluster.tlsSecret }}
+            - {name: DATACACHE_CLUSTER_TLS, value: /etc/datacache/cluster-tls}
+            {{- end }}
             {{- if .Values.cluster.zone }}
             - {name: DATACACHE_ZONE, value: {{ printf "%q" .Values.cluster.zone }}}
             {{- end }}

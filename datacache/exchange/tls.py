@@ -1,0 +1,144 @@
+"""TLS between nodes: mutual TLS 1.3 with certificates of the cluster's CA, as a `kubernetes.io/tls` Secret has them.
+
+`auth` uses it, before anything is said. Certificates do not name nodes, whose addresses change: any that the CA signed
+is let through to the introduction, which is bound to the connection (`binding`), so that nobody between two nodes can
+pass an introduction on. Any thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import ssl
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from datacache.core.errors import DaemonError, SettingsError
+from datacache.exchange.frames import MAGIC, FrameError, FrameSocket
+
+log = logging.getLogger(__name__)
+_FILES = ("tls.crt", "tls.key", "ca.crt")
+_RECORD_BYTES = 2**14
+_PIECE_BYTES = 2**18
+"""The most that is sent before the connection looks around again."""
+_HINT = "Set DATACACHE_CLUSTER_TLS on all nodes of the cluster, or on none."
+
+
+class Certificates:
+    """A folder with `tls.crt`, `tls.key` and `ca.crt`. Renewed files are taken for the next connection."""
+
+    def __init__(self, folder: Path) -> None:
+        """`SettingsError` if they cannot be read, or do not fit together."""
+        self._folder = folder
+        self._lock = threading.Lock()  # guards all below
+        try:
+            self._seen = self._stamps()
+            self._client, self._server = self._load()
+        except (OSError, ValueError) as exc:  # ssl.SSLError is an OSError
+            raise SettingsError(
+                f"DATACACHE_CLUSTER_TLS {folder} cannot be used: {exc}",
+                hint=f"It is a folder with {', '.join(_FILES)}, such as a Secret of the type kubernetes.io/tls.",
+            ) from exc
+
+    def secure(self, frames: FrameSocket, *, server: bool) -> bytes:
+        """Go on over TLS; return what binds an introduction to this connection. `DaemonError` for a node that speaks
+        in the clear, and can be told; `FrameError` without a certificate of the CA on both sides; `OSError`."""
+        plain = frames.connection
+        plain.settimeout(frames.look_every_s)
+        if server and _retried(frames, lambda: plain.recv(len(MAGIC), socket.MSG_PEEK)) == MAGIC:
+            raise DaemonError("this node speaks TLS, and the other one does not", hint=_HINT)
+        context = self._contexts()[server]
+        secured = context.wrap_socket(plain, server_side=server, do_handshake_on_connect=False)
+        frames.connection = secured
+        try:
+            _retried(frames, secured.do_handshake)
+        except TimeoutError:
+            raise
+        except OSError as exc:
+            raise FrameError(f"there is no TLS with the other node, which may speak none: {exc}") from exc
+        # Both sides have the same one only if they made the same keys; RFC 5929 has it as `tls-unique`.
+        return secured.get_channel_binding("tls-unique") or b""
+
+    def _contexts(self) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+        with self._lock:
+            with contextlib.suppress(OSError):
+                seen = self._stamps()
+                if seen != self._seen:
+                    self._seen = seen
+                    try:
+                        self._client, self._server = self._load()
+                        log.info("the certificates in %s were renewed", self._folder)
+                    except (OSError, ValueError) as exc:
+                        log.warning(
+                            "the certificates in %s cannot be used, and those before them are: %s", self._folder, exc
+                        )
+            return self._client, self._server
+
+    def _stamps(self) -> list[tuple[int, int]]:
+        found = [os.stat(self._folder / name) for name in _FILES]
+        return [(each.st_ino, each.st_mtime_ns) for each in found]
+
+    def _load(self) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+        certificate, key, ca = (self._folder / name for name in _FILES)
+        made = []
+        for protocol in (ssl.PROTOCOL_TLS_CLIENT, ssl.PROTOCOL_TLS_SERVER):
+            context = ssl.SSLContext(protocol)
+            context.minimum_version = ssl.TLSVersion.TLSv1_3
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_REQUIRED
+            context.load_verify_locations(ca)
+            context.load_cert_chain(certificate, key, password="")  # a key with one is refused, and nobody asked for it
+            context.sslsocket_class = _TlsSocket
+            made.append(context)
+        made[1].num_tickets = 0  # no session is taken up again: each connection has keys of its own
+        return made[0], made[1]
+
+
+def _retried(frames: FrameSocket, action: Any) -> Any:
+    """Do something that may be tried again each time that the connection has looked around."""
+    while True:
+        try:
+            return action()
+        except TimeoutError:
+            frames.look()
+
+
+class _TlsSocket(ssl.SSLSocket):
+    """TLS with the calls that `FrameSocket` makes. It has a timeout of its own: OpenSSL tries again by itself when one
+    of the kernel's ends."""
+
+    def sendmsg(self, parts: Sequence[Any], *_: Any) -> int:  # type: ignore[override]
+        """Send some of the bytes. Short parts go in one record. After a timeout it is to be given the same again."""
+        views = [memoryview(part) for part in parts if len(part)]
+        some = views[0][:_PIECE_BYTES]
+        if len(some) < _RECORD_BYTES and len(views) > 1:
+            joined = bytearray()
+            for view in views:
+                joined += view[: _RECORD_BYTES - len(joined)]
+            some = memoryview(joined)
+        try:
+            return self.send(some)
+        except TimeoutError as exc:
+            raise BlockingIOError from exc
+
+    def recvmsg_into(self, buffers: Sequence[Any], _: int = 0, flags: int = 0) -> Any:  # type: ignore[override]
+        """Receive into the first buffer that is not empty; with flags (`MSG_WAITALL`) until it is full."""
+        into, got = memoryview(next(filter(len, buffers))), 0
+        try:
+            while True:
+                more = self.recv_into(into[got:])
+                got += more
+                if not (flags and more) or got == len(into):
+                    break
+        except TimeoutError as exc:
+            if not got:
+                raise BlockingIOError from exc
+        return got, [], 0, None
+
+    def shutdown(self, how: int) -> None:
+        """Shut the connection down and stay with TLS: `SSLSocket` would send the rest of an answer in the clear."""
+        socket.socket.shutdown(self, how)
