@@ -208,7 +208,9 @@ def test_questions_that_wait_for_the_first_word_of_a_node_go_together(nodes: Nod
         until(lambda: len(peer._waiting) == 8)
         go_on.set()
         assert [each.result() for each in asked] == [CONTENT] * 10
-    assert requests == [1, 1, 8]
+    assert requests[:2] == [1, 1]
+    assert sum(requests) == 10
+    assert len(requests) <= 4  # each word lets one out, which takes along all that wait
 
 
 def test_one_thread_at_a_time_looks_whether_a_node_is_back(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
