@@ -20,13 +20,15 @@ from datacache.exchange.frames import Buffer, Deadline, Frame, FrameError, Frame
 from datacache.exchange.wire import encode_error
 
 log = logging.getLogger(__name__)
-_MOST_CONNECTIONS = 8192
+_MOST_CONNECTIONS = 2048
+"""Each has a thread. One more ends the one that has been silent for longest; its client connects again."""
 _MOST_STRANGERS = 64
 """Connections whose other side has not proved yet who it is. One more ends the oldest of the address that has most of
 them: a node needs milliseconds, and a flood from other addresses is its own enemy."""
 _INTRODUCTION_S = 5.0
-_TAKEN_IN_S = 20.0
-"""A reader that takes nothing of its answer for so long is hung up on; it asks again."""
+_TAKEN_IN_S = 3.0
+"""A reader that takes nothing of its answer for so long is hung up on, and asks again: until then it has of the room
+that others of its data set wait for."""
 _RETRY_S = 0.2
 _STOP_TIMEOUT_S = 1.0
 
@@ -59,9 +61,10 @@ class FrameServer:
         in all."""
         self._handler, self._most_bytes, self._name, self._welcome = handler, most_bytes, name, welcome
         self._closed = threading.Event()
-        self._lock = threading.Lock()  # guards _connections and _strangers
+        self._lock = threading.Lock()  # guards _strangers and _connections
         self._strangers: dict[FrameSocket, object] = {}  # and from which host
         self._connections: dict[FrameSocket, threading.Thread] = {}
+        self._silent: dict[FrameSocket, None] = {}  # wait for a request, the longest first; each changes its own entry
         self._listeners: list[tuple[socket.socket, threading.Thread]] = []
 
     def listen(self, listener: socket.socket) -> None:
@@ -101,7 +104,7 @@ class FrameServer:
         frames = FrameSocket(connection, look_every_s=_TAKEN_IN_S, receiving=_go_on, sending=_give_up)
         thread = threading.Thread(target=self._talk, args=(frames,), name=f"{self._name}-caller", daemon=True)
         with self._lock:
-            full = len(self._connections) >= _MOST_CONNECTIONS
+            full = len(self._connections) >= _MOST_CONNECTIONS and not self._end_one_locked(self._silent)
             if not full:
                 self._connections[frames] = thread
                 if self._welcome is not None:
@@ -121,17 +124,27 @@ class FrameServer:
     def _add_stranger_locked(self, frames: FrameSocket, host: str) -> None:
         if len(self._strangers) >= _MOST_STRANGERS:
             [(most, _)] = Counter(self._strangers.values()).most_common(1)
-            oldest = next(frames for frames, other in self._strangers.items() if other == most)
-            del self._strangers[oldest]
-            with contextlib.suppress(OSError):
-                oldest.connection.shutdown(socket.SHUT_RDWR)  # wakes its thread up, which closes it
+            self._end_one_locked({frames: None for frames, other in self._strangers.items() if other == most})
         self._strangers[frames] = host
+
+    def _end_one_locked(self, some: dict[FrameSocket, None]) -> bool:
+        """Hang up on the first of some connections; return False if there is none."""
+        first = next(iter(list(some)), None)
+        if first is not None:
+            for known in (self._silent, self._strangers, self._connections):
+                known.pop(first, None)
+            with contextlib.suppress(OSError):
+                first.connection.shutdown(socket.SHUT_RDWR)  # wakes its thread up, which closes it
+        return first is not None
 
     def _talk(self, frames: FrameSocket) -> None:
         try:
             self._meet(frames)
             while not self._closed.is_set():
-                self._answer(frames, frames.receive(most_bytes=self._most_bytes))
+                self._silent[frames] = None
+                request = frames.receive(most_bytes=self._most_bytes)
+                self._silent.pop(frames, None)
+                self._answer(frames, request)
         except (FrameError, DatacacheError) as exc:
             log.warning("a caller is hung up on: %s", exc)
         except OSError as exc:
@@ -165,8 +178,8 @@ class FrameServer:
 
     def _forget(self, frames: FrameSocket) -> None:
         with self._lock:
-            self._connections.pop(frames, None)
-            self._strangers.pop(frames, None)
+            for known in (self._silent, self._strangers, self._connections):
+                known.pop(frames, None)
         frames.close()
 
 

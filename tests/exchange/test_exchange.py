@@ -168,6 +168,19 @@ def test_half_a_frame_keeps_nobody_waiting(raw, client):
     assert bytes(client.call("reverse", b"ab")) == b"ba"
 
 
+def test_connections_that_say_nothing_keep_no_other_one_out(monkeypatch, path, client):
+    monkeypatch.setattr(server_module, "_MOST_CONNECTIONS", 3)
+    assert bytes(client.call("reverse", b"ab")) == b"ba"
+    with contextlib.ExitStack() as stack:
+        silent = [stack.enter_context(contextlib.closing(ipc.connect(path, timeout_s=30))) for _ in range(8)]
+        last = Connection(ipc.connect(path), look=lambda: None, look_every_s=0.05)
+        stack.callback(last.close)
+        assert bytes(last.call("reverse", b"ab")) == b"ba"
+        assert silent[0].recv(1) == b""
+        with pytest.raises(ConnectionError):  # it was silent for longest, and connects again
+            client.call("reverse", b"ab")
+
+
 def test_frames_that_come_byte_by_byte_or_together_are_answered_one_by_one(raw):
     one = header(Kind.CALL, 7, 1, 3) + b"x" + b"abc"
     for byte in one:
