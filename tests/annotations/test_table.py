@@ -302,3 +302,8 @@ class _Rehashed:
 
     def load(self, ids: list[BlobId]) -> dict[BlobId, bytes]:
         return self._blobs.load(ids) | ({self._new: self._stored} if self._new in ids else {})
+
+
+def test_a_damaged_number_of_rows_is_found_before_room_is_taken_for_them():
+    with pytest.raises(CorruptManifestError, match="rows in"):
+        table_details.decode_problems(b"DCAP\xff\xff\xff\x00")

@@ -119,7 +119,7 @@ def test_a_mount_that_is_taken_over_before_its_serving_has_begun_is_let_go_of(
     gate: Path, run: Run, settings: Settings, device: int
 ) -> None:
     run.order({"op": "open", "mount": 1, "config": config(settings, "open_behind_gate")})
-    run.order({"op": "serve", "mount": 1, "device": 7}, device)
+    run.order({"op": "serve", "mount": 1, "device": 7, "own": True}, device)
     run.ask("stop", "/nowhere/mask", 7)
     os.close(os.open(gate, os.O_WRONLY))
     assert "opened" in run.hear()
@@ -130,7 +130,7 @@ def test_a_mount_that_is_taken_over_before_its_serving_has_begun_is_let_go_of(
 def test_a_descriptor_can_be_had_as_soon_as_it_was_given(run: Run, settings: Settings, device: int) -> None:
     run.order({"op": "open", "mount": 1, "config": config(settings, "open_folder")})
     assert "opened" in run.hear()
-    run.order({"op": "serve", "mount": 1, "device": 7}, device)
+    run.order({"op": "serve", "mount": 1, "device": 7, "own": True}, device)
     [fd] = run.ask("descriptor", "/nowhere/mask", 7)
     assert os.fstat(fd).st_ino == os.fstat(device).st_ino
     os.close(fd)
@@ -140,7 +140,7 @@ def test_a_descriptor_can_be_had_as_soon_as_it_was_given(run: Run, settings: Set
 def test_no_program_that_a_worker_starts_inherits_its_mounts(run: Run, settings: Settings, device: int) -> None:
     run.order({"op": "open", "mount": 1, "config": config(settings, "open_folder")})
     assert "opened" in run.hear()
-    run.order({"op": "serve", "mount": 1, "device": 7}, device)
+    run.order({"op": "serve", "mount": 1, "device": 7, "own": True}, device)
     for fd in run.ask("descriptor", "/nowhere/mask", 7):  # it was given by now
         os.close(fd)
     process = Path(f"/proc/{run.process.pid}")
@@ -164,7 +164,7 @@ def test_it_hears_all_that_a_supervisor_said_that_has_ended(run: Run, settings: 
     run.order({"op": "open", "mount": 1, "config": config(settings, "open_folder")})
     assert select.select([run.channel], [], [], 60)[0]  # what it says is never read, so the kernel resets the channel
     os.kill(run.process.pid, signal.SIGSTOP)
-    run.order({"op": "serve", "mount": 1, "device": 7}, device)
+    run.order({"op": "serve", "mount": 1, "device": 7, "own": True}, device)
     run.channel.close()
     os.kill(run.process.pid, signal.SIGCONT)
     run.ask("stop", "/nowhere/mask", 7)

@@ -25,6 +25,8 @@ _COLUMN = struct.Struct("<BI")
 _ZEROS, _FLOATS = 0, 9
 _WIDTHS = {1: "B", 2: "H", 4: "I", 8: "Q"}
 """Mode → type code: the mode is the width in bytes."""
+_MOST_WITHOUT_BYTES = 2**20
+"""The zeros that a blob of fewer bytes may stand for: a damaged number must not take all memory."""
 
 
 class ColumnWriter:
@@ -86,11 +88,13 @@ class ColumnReader:
             raise CorruptManifestError(f"{what} is cut off") from exc
         if at != end:
             raise CorruptManifestError(f"{what} is cut off")
+        if self.rows > max(end, _MOST_WITHOUT_BYTES):
+            raise CorruptManifestError(f"{what} has {self.rows:,} rows in {end:,} bytes")
 
     def numbers(self, column: int, count: int) -> Sequence[int]:
         """The `count` numbers of a column."""
         mode, data = self._column(column)
-        if mode == _ZEROS and not data:
+        if mode == _ZEROS and not data and count <= max(len(self._raw), _MOST_WITHOUT_BYTES):
             return bytes(count)  # a sequence of zeros
         if mode not in _WIDTHS or len(data) != mode * count:
             raise CorruptManifestError(f"column {column} of the annotation table is damaged")
