@@ -135,8 +135,8 @@ def test_a_server_that_is_away_is_told_as_a_reset() -> None:
     port, away = free_port(), free_port()
     with (
         Relay(lambda: socket.create_server((LOOPBACK, port)), (LOOPBACK, away)),
-        socket.create_connection((LOOPBACK, port), timeout=30) as one,
         pytest.raises(ConnectionResetError),
+        socket.create_connection((LOOPBACK, port), timeout=30) as one,  # or as soon as that
     ):
         one.recv(1)
 

@@ -16,6 +16,9 @@ from tests.conformance.faults import Fault
 from tests.netns import NodeHome
 from tests.promises import promise
 
+pytestmark = pytest.mark.alone
+"""A node that gets no processor for a second is passed over, and its blocks are got once more."""
+
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:

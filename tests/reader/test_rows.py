@@ -58,7 +58,8 @@ def read(reader):
 def test_files_that_are_not_here_come_in_as_few_requests_as_there_can_be(reader, asked):
     names, found = read(reader)
     assert [bytes(data) for data in found] == [FILES[name] for name in names]
-    assert sorted(asked) == [1, 1, 5, MOST_BLOCKS, MOST_BLOCKS]  # the two blocks of the large one by themselves
+    # The two blocks of the large one by themselves; the second, read ahead, is here already, perhaps.
+    assert sorted(asked) in ([1, 1, 5, MOST_BLOCKS, MOST_BLOCKS], [1, 5, MOST_BLOCKS, MOST_BLOCKS])
     connect().cache_status()  # is told once all that came is in the tiers
     names, found = read(reader)
     assert [bytes(data) for data in found] == [FILES[name] for name in names]
