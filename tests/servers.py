@@ -12,6 +12,7 @@ import base64
 import os
 import secrets
 import shutil
+import signal
 import socket
 import struct
 import subprocess
@@ -20,7 +21,8 @@ import time
 import urllib.error
 import urllib.request
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -152,6 +154,21 @@ class Mongod(_Server):
             process = self._processes.pop()
             process.kill()
             process.wait()
+
+    @contextmanager
+    def away(self, *, stopped: bool) -> Iterator[None]:
+        """Kill it meanwhile, or have it take connections and say nothing (`stopped`)."""
+        if not stopped:
+            self.stop()
+            yield
+            self.start()
+            return
+        [process] = self._processes
+        process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            process.send_signal(signal.SIGCONT)
 
     def database_url(self) -> str:
         """URL of a database nobody used before."""

@@ -38,6 +38,8 @@ from datacache.settings import Settings
 _RANK = 16
 _TRIES = 2
 """Nodes that turn out not to answer, for one block. Each costs a second at most; then the store is asked."""
+_FURTHER = 3
+"""Nodes that one which stands in for an owner asks what they have: readers keep what came from the owner."""
 _LATELY_S = 600.0
 """So long after it began to serve, an owner asks who owned the block until then."""
 
@@ -89,11 +91,17 @@ class Peers:
         return self._first(members, ref, number, dataset, Mode.OWNER)
 
     def get_earlier(self, id: BlockId, ref: ObjectRef, number: int, dataset: str) -> memoryview | None:
-        """Return a block that a node has which owned it lately; None if there is none."""
+        """Return a block that a node has which owned it lately; where this node stands in for an owner that gives
+        nothing, also one that a node after this one has read. None if there is none."""
         if self._mode_of(dataset) == "off":
             return None
-        lately = time.monotonic() - self._joined_at < _LATELY_S
-        return self._first(self._placed().before(id, lately=lately), ref, number, dataset, Mode.HAVE)
+        placement = self._placed()
+        asked = placement.before(id, lately=time.monotonic() - self._joined_at < _LATELY_S)
+        rank = [member.address for member in placement.ranked(id, _RANK)]
+        if self.address in rank[1:]:
+            after = rank.index(self.address) + 1
+            asked += placement.ranked(id, after + _FURTHER)[after:]
+        return self._first(asked, ref, number, dataset, Mode.HAVE)
 
     def keeps(self, dataset: str) -> bool:
         """Tell whether this node keeps on its disk what it got from another one."""

@@ -7,20 +7,21 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
-from datacache.cluster.members import Member
+from datacache.cluster.members import SERVING, Member
 from datacache.cluster.placement import Placement
 from datacache.core.ids import BLOCK_BYTES, ObjectRef, block_count, block_id, object_id
 from datacache.daemon.client import DaemonClient
 from datacache.settings import load_settings
 from tests.conformance.faults import FaultProxy
-from tests.netns import CLUSTER_PORT, Network, NodeHome, one_home_a_node
+from tests.conformance.relay import Relay, Trouble
+from tests.netns import CLUSTER_PORT, Network, NodeHome, one_home_a_node, relays_between
 from tests.servers import Mongod, RcloneS3
 
 KEY = "0123456789abcdef"
@@ -32,10 +33,10 @@ _names = (f"data-{number}" for number in itertools.count())
 class Data:
     """A bucket with objects, and its blocks by the node that owns them."""
 
-    def __init__(self, store: RcloneS3, name: str) -> None:
+    def __init__(self, store: RcloneS3, name: str, sizes: Sequence[int] = SIZES) -> None:
         self.name, self._store = name, store
         bucket, some = store.make_bucket(name), random.Random(name)
-        self.content = {f"{number}.bin": some.randbytes(size) for number, size in enumerate(SIZES)}
+        self.content = {f"{number}.bin": some.randbytes(size) for number, size in enumerate(sizes)}
         for key, content in self.content.items():
             (bucket / key).write_bytes(content)
         listed = store.client().list_objects_v2(Bucket=name)["Contents"]
@@ -53,12 +54,21 @@ class Data:
 class Cluster:
     """The nodes and what they share."""
 
-    def __init__(self, network: Network, store: RcloneS3, proxy: FaultProxy, homes: Sequence[NodeHome]) -> None:
+    def __init__(
+        self,
+        network: Network,
+        store: RcloneS3,
+        proxy: FaultProxy,
+        homes: Sequence[NodeHome],
+        mongod: Mongod | None = None,
+        relays: Mapping[tuple[str, str], Relay] | None = None,
+    ) -> None:
         self.network, self.store, self.proxy, self.homes = network, store, proxy, homes
+        self.mongod, self.relays = mongod, relays or {}
         self.clients = [DaemonClient(load_settings(home.env)) for home in homes]
 
-    def data(self, prefix: str = "") -> Data:
-        return Data(self.store, prefix + next(_names))
+    def data(self, prefix: str = "", sizes: Sequence[int] = SIZES) -> Data:
+        return Data(self.store, prefix + next(_names), sizes)
 
     def owned(self, data: Data) -> list[list[tuple[ObjectRef, int]]]:
         """Return the blocks that each node owns."""
@@ -66,6 +76,14 @@ class Cluster:
         placement = Placement([Member(node.name, f"{node.address}:{CLUSTER_PORT}", 1.0) for node in nodes])
         owners = placement.owners([block_id(object_id(ref), number) for ref, number in data.blocks])
         return [[b for b, owner in zip(data.blocks, owners, strict=True) if owner.id == n.name] for n in nodes]
+
+    def states(self) -> list[list[str]]:
+        """Return the states of all members, as each node sees them."""
+        return [[member["state"] for member in client.cluster()["members"]] for client in self.clients]
+
+    def until_all_serve(self) -> None:
+        """Wait until each node knows that all serve."""
+        until(lambda: self.states() == [[SERVING] * len(self.homes)] * len(self.homes))
 
     def from_nodes(self) -> int:
         """Return how many blocks nodes got from each other, or asked for in vain."""
@@ -84,7 +102,9 @@ class Cluster:
 
 
 @contextmanager
-def a_cluster(folder: Path, **settings: object) -> Iterator[Cluster]:
+def a_cluster(folder: Path, *, trouble: Callable[[], Trouble] | None = None, **settings: object) -> Iterator[Cluster]:
+    """Start all that it takes; with `trouble`, nodes reach each other through relays."""
+    mongod, relays = None, None
     with ExitStack() as stack:
         network = stack.enter_context(Network(3))
         store = stack.enter_context(RcloneS3(folder / "s3", host=network.address))
@@ -97,7 +117,9 @@ def a_cluster(folder: Path, **settings: object) -> Iterator[Cluster]:
             settings = settings | {"catalog": mongod.database_url()}
         env = store.env() | {"AWS_ENDPOINT_URL": proxy.url}
         homes = stack.enter_context(one_home_a_node(network, folder, env, cluster="lab", **ROOM, **settings))
-        yield Cluster(network, store, proxy, homes)
+        if trouble is not None:
+            relays = stack.enter_context(relays_between(network, trouble=trouble))
+        yield Cluster(network, store, proxy, homes, mongod, relays)
 
 
 def at_once(*reads: Callable[[], object]) -> None:
