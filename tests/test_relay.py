@@ -54,10 +54,12 @@ def relayed(trouble: Callable[[], Trouble] = lambda: NO_TROUBLE) -> Iterator[tup
     with socket.create_server((LOOPBACK, 0)) as server:
         thread = threading.Thread(target=echo, args=(server,))
         thread.start()
-        with Relay(lambda: socket.create_server((LOOPBACK, port)), server.getsockname(), trouble=trouble) as relay:
-            yield relay, lambda: socket.create_connection((LOOPBACK, port), timeout=30)
-        server.shutdown(socket.SHUT_RDWR)
-        thread.join()
+        try:
+            with Relay(lambda: socket.create_server((LOOPBACK, port)), server.getsockname(), trouble=trouble) as relay:
+                yield relay, lambda: socket.create_connection((LOOPBACK, port), timeout=30)
+        finally:
+            server.shutdown(socket.SHUT_RDWR)
+            thread.join()
 
 
 def received(connection: socket.socket, count: int) -> bytes:
@@ -119,9 +121,16 @@ def test_a_connection_is_reset_and_the_next_one_is_not() -> None:
 
 
 def test_a_connection_that_is_lost_says_nothing_and_one_that_is_late_comes() -> None:
-    troubles = [Trouble(lost=True), Trouble(late_s=0.05)]
-    with relayed(lambda: troubles.pop(0) if troubles else NO_TROUBLE) as (_, connect), connect() as one:
+    lost = threading.Event()
+
+    def trouble() -> Trouble:
+        first = not lost.is_set()
+        lost.set()
+        return Trouble(lost=True) if first else Trouble(late_s=0.05)
+
+    with relayed(trouble) as (_, connect), connect() as one:
         one.sendall(b"a")
+        assert lost.wait(30)
         with connect() as another:
             another.sendall(b"b")
             assert another.recv(1) == b"b"
