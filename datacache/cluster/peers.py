@@ -97,10 +97,11 @@ class Peers:
             return None
         placement = self._placed()
         asked = placement.before(id, lately=time.monotonic() - self._joined_at < _LATELY_S)
-        rank = [member.address for member in placement.ranked(id, _RANK)]
-        if self.address in rank[1:]:
-            after = rank.index(self.address) + 1
-            asked += placement.ranked(id, after + _FURTHER)[after:]
+        ranked = placement.ranked(id, _RANK + _FURTHER)
+        addresses = [member.address for member in ranked]
+        if self.address in addresses[1:]:
+            after = addresses.index(self.address) + 1
+            asked += ranked[after : after + _FURTHER]
         return self._first(asked, ref, number, dataset, Mode.HAVE)
 
     def keeps(self, dataset: str) -> bool:

@@ -61,7 +61,10 @@ class Certificates:
         except OSError as exc:
             raise FrameError(f"there is no TLS with the other node, which may speak none: {exc}") from exc
         # Both sides have the same one only if they made the same keys; RFC 5929 has it as `tls-unique`.
-        return secured.get_channel_binding("tls-unique") or b""
+        binding = secured.get_channel_binding("tls-unique")
+        if not binding:  # without it somebody with a certificate could pass an introduction on
+            raise FrameError("this TLS library tells nothing that is of one connection alone")
+        return binding
 
     def _contexts(self) -> tuple[ssl.SSLContext, ssl.SSLContext]:
         with self._lock:

@@ -28,7 +28,7 @@ EPOCHS = 2
 
 
 class Troubles:
-    """What the relays between the nodes do: nothing, until `share` of all pieces is to be in trouble."""
+    """Choose what relays between nodes do with each piece: nothing, until `share` of all is to be in trouble."""
 
     def __init__(self) -> None:
         self.share, self.made = 0.0, 0

@@ -23,14 +23,14 @@ _RESET_AT_CLOSE = struct.pack("ii", 1, 0)
 
 
 class Trouble(NamedTuple):
-    """What happens to a piece of what goes over a connection: at most 1 MiB, in either direction."""
+    """Say what a relay does with a piece, of 1 MiB at most, of what goes over a connection in either direction."""
 
     late_s: float = 0.0
-    """It comes so much later, and all behind it: a packet was lost, and is sent again."""
+    """Deliver it so much later, and all behind it: a packet was lost, and is sent again."""
     reset: bool = False
-    """It does not come; both sides are told that the connection is gone (RST)."""
+    """Drop it, and tell both sides that the connection is gone (RST)."""
     lost: bool = False
-    """It does not come, nor does anything else over this connection, and nobody is told."""
+    """Drop it and all that comes behind it, and tell nobody."""
 
 
 NO_TROUBLE = Trouble()

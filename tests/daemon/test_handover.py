@@ -1,4 +1,4 @@
-"""What a node takes over from another one: only whole blocks with their checksums."""
+"""Hand blocks over to a node: it takes whole ones with their checksums, and no others."""
 
 from __future__ import annotations
 
