@@ -83,11 +83,10 @@ class AskedBlock:
         self,
         connection: _Connection,
         request: BlocksRequest,
-        part: slice,
         silent: Callable[[], bool],
         keep: Callable[[_Connection], object],
     ) -> None:
-        self._connection, self._request, self._part = connection, request, part
+        self._connection, self._request = connection, request
         self._silent, self._keep = silent, keep
         connection.ask_blocks(request)
 
@@ -100,16 +99,16 @@ class AskedBlock:
         return time.monotonic() > self._connection.deadline.give_up_at or self._silent()
 
     def take(self) -> memoryview | None:
-        """Receive the answer, which has begun to come; return the part of the block that was wanted. None if it does
-        not come, or is an error: `DaemonClient.block` asks again, and says what is wrong."""
+        """Receive the answer, which has begun to come. None if it does not come, or is an error: `DaemonClient.block`
+        asks again, and says what is wrong."""
         self._connection.deadline.give_up_at = 0.0
         try:
-            data = self._connection.asked_block(*self._request.blocks[0])
+            data = self._connection.asked_block(self._request, 0)
         except (OSError, DatacacheError):
             self.give_up()
             return None
         self._keep(self._connection)
-        return data[self._part] if isinstance(data, memoryview) else None
+        return data if isinstance(data, memoryview) else None
 
     def give_up(self) -> None:
         """Do without the answer."""
@@ -131,19 +130,35 @@ class DaemonClient:
         """When a daemon that something else starts was found missing. Any thread may set it; a lost update only costs
         another wait."""
 
-    def block(self, ref: ObjectRef, number: int, dataset: str, snapshot: str, *, broken: bool = False) -> memoryview:
-        """Return the bytes of a block, fetched if need be. Raises the store's errors, and `DaemonUnavailableError` if
-        there is no daemon and none can be started."""
-        return self.blocks([(ref, number)], dataset, snapshot, broken=broken)[0]
+    def block(
+        self,
+        ref: ObjectRef,
+        number: int,
+        dataset: str,
+        snapshot: str,
+        *,
+        part: tuple[int, int] | None = None,
+        broken: bool = False,
+    ) -> memoryview:
+        """Return the bytes of a block, or of a part of it, fetched if need be. Raises the store's errors, and
+        `DaemonUnavailableError` if there is no daemon and none can be started."""
+        parts = () if part is None else (part,)
+        return self.blocks([(ref, number)], dataset, snapshot, parts=parts, broken=broken)[0]
 
     def blocks(
-        self, wanted: Sequence[tuple[ObjectRef, int]], dataset: str, snapshot: str, *, broken: bool = False
+        self,
+        wanted: Sequence[tuple[ObjectRef, int]],
+        dataset: str,
+        snapshot: str,
+        *,
+        parts: Sequence[tuple[int, int]] = (),
+        broken: bool = False,
     ) -> list[memoryview]:
-        """Return the bytes of up to `MOST_BLOCKS` blocks, fetched at once if need be. Raises as `block` does, for the
-        first that cannot be had."""
+        """Return the bytes of up to `MOST_BLOCKS` blocks, or a part of each, fetched at once if need be. Raises as
+        `block` does, for the first that cannot be had."""
 
         def ask() -> list[memoryview]:
-            found = self.blocks_or_errors(wanted, dataset, snapshot, broken=broken)
+            found = self.blocks_or_errors(wanted, dataset, snapshot, parts=parts, broken=broken)
             for block in found:
                 if isinstance(block, DatacacheError):
                     raise block
@@ -166,10 +181,16 @@ class DaemonClient:
             raise
 
     def blocks_or_errors(
-        self, wanted: Sequence[tuple[ObjectRef, int]], dataset: str, snapshot: str, *, broken: bool = False
+        self,
+        wanted: Sequence[tuple[ObjectRef, int]],
+        dataset: str,
+        snapshot: str,
+        *,
+        parts: Sequence[tuple[int, int]] = (),
+        broken: bool = False,
     ) -> list[memoryview | DatacacheError | None]:
         """As `blocks`, with the error of each that cannot be had in its place."""
-        request = BlocksRequest(wanted, dataset, snapshot, Mode.BROKEN if broken else Mode.READ)
+        request = BlocksRequest(wanted, dataset, snapshot, Mode.BROKEN if broken else Mode.READ, parts)
 
         def talk(of: _Connection) -> list[memoryview | DatacacheError | None]:
             found = []
@@ -180,7 +201,9 @@ class DaemonClient:
 
         return self._ask(talk, timeout_s=self._block_timeout_s, introduce=True)
 
-    def ask_block(self, ref: ObjectRef, number: int, part: slice, dataset: str, snapshot: str) -> AskedBlock | None:
+    def ask_block(
+        self, ref: ObjectRef, number: int, part: tuple[int, int], dataset: str, snapshot: str
+    ) -> AskedBlock | None:
         """Ask for a part of a block and do not wait for it. None where only `block` can ask: no connection that the
         daemon knows is free."""
         try:
@@ -191,9 +214,9 @@ class DaemonClient:
             self._keep(connection)
             return None
         connection.deadline.give_up_at = time.monotonic() + self._block_timeout_s
-        request = BlocksRequest([(ref, number)], dataset, snapshot, Mode.READ)
+        request = BlocksRequest([(ref, number)], dataset, snapshot, Mode.READ, [part])
         try:
-            return AskedBlock(connection, request, part, self._is_silent, self._keep)
+            return AskedBlock(connection, request, self._is_silent, self._keep)
         except (OSError, DatacacheError):
             connection.close()
             return None

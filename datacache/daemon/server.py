@@ -198,28 +198,29 @@ class Daemon:
             for ref, number in request.blocks:
                 self._drop_if_broken(ref, number)
         self._consider(dataset, request.snapshot)
-        left, begun, ahead_bytes = deque(request.blocks), deque[tuple[Reading, int]](), 0
+        left, begun, ahead_bytes = deque(enumerate(request.blocks)), deque[tuple[Reading, int, int]](), 0
         try:
             while left or begun:
                 while left:
-                    ref, number = left[0]
+                    at, (ref, number) = left[0]
                     length = block_length(ref.size_bytes, number)
                     if begun and ahead_bytes + length > _WINDOW_BYTES:
                         break
                     left.popleft()
-                    begun.append((self.fetcher.read(ref, number, dataset, here=not left), length))
+                    begun.append((self.fetcher.read(ref, number, dataset, here=not left), at, length))
                     ahead_bytes += length
-                yield from self._sent(begun[0][0], flow)
-                reading, length = begun.popleft()
+                reading, at, length = begun[0]
+                yield from self._sent(reading, slice(*request.part(at)), flow)
+                begun.popleft()
                 reading.close()
                 ahead_bytes -= length
         finally:
-            for reading, _ in begun:
+            for reading, *_ in begun:
                 reading.close()
 
-    def _sent(self, reading: Reading, flow: str) -> Iterator[Answer]:
+    def _sent(self, reading: Reading, part: slice, flow: str) -> Iterator[Answer]:
         try:
-            data = reading.data.result()
+            data = memoryview(reading.data.result())[part]
         except Exception as exc:  # noqa: BLE001 - this block's answer; the others have their own
             yield error_answer(exc)
             return

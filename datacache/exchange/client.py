@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from datacache.core.errors import DatacacheError
-from datacache.core.ids import ObjectRef, block_length
 from datacache.exchange.frames import Buffer, Frame, FrameError, FrameSocket, Kind, Look, header
 from datacache.exchange.wire import SUM_BYTES, BlocksRequest, checksum_of, decode_error
 
@@ -58,17 +57,17 @@ class Connection:
         Raises the error of a request that is refused as a whole. The iterator must be gone through to its end, or the
         connection closed."""
         self.ask_blocks(request)
-        for ref, number in request.blocks:
-            yield self.asked_block(ref, number, sum_bytes=SUM_BYTES if request.mode.of_a_peer else 0)
+        for at in range(len(request.blocks)):
+            yield self.asked_block(request, at)
 
     def ask_blocks(self, request: BlocksRequest) -> None:
         """Ask for blocks without waiting; the connection is readable once an answer comes."""
         self._number += 1
         self.frames.send(Kind.BLOCKS, self._number, body=request.encode())
 
-    def asked_block(self, ref: ObjectRef, number: int, *, sum_bytes: int = 0) -> memoryview | DatacacheError | None:
+    def asked_block(self, request: BlocksRequest, at: int) -> memoryview | DatacacheError | None:
         """Return what comes of the next block that `ask_blocks` asked for, as `blocks` does."""
-        came = self._block(ref, number, sum_bytes=sum_bytes)
+        came = self._block(request, at)
         return None if isinstance(came, Frame) else came
 
     def answers(self, request: BlocksRequest) -> Iterator[tuple[int, memoryview | DatacacheError | Kind]]:
@@ -77,7 +76,7 @@ class Connection:
         self.ask_blocks(request)
         later, positions = [], iter(range(len(request.blocks)))
         for at in positions:
-            came = self._block(*request.blocks[at], sum_bytes=SUM_BYTES)
+            came = self._block(request, at)
             if not isinstance(came, Frame):
                 yield at, came
                 continue
@@ -86,14 +85,15 @@ class Connection:
                 later += [each] if kind == Kind.WAIT else []
                 yield each, kind
         for at in later:
-            while isinstance(came := self._block(*request.blocks[at], sum_bytes=SUM_BYTES), Frame):
+            while isinstance(came := self._block(request, at), Frame):
                 if came.kind != Kind.WAIT:
                     raise FrameError(f"a block was announced, and answer {came.kind} came")
             yield at, came
 
-    def _block(self, ref: ObjectRef, number: int, *, sum_bytes: int) -> memoryview | DatacacheError | Frame:
+    def _block(self, request: BlocksRequest, at: int) -> memoryview | DatacacheError | Frame:
         """Return a block, the error in its place, or the frame that tells why there is none now."""
-        length = block_length(ref.size_bytes, number)
+        start, stop = request.part(at)
+        length, sum_bytes = stop - start, SUM_BYTES if request.mode.of_a_peer else 0
         answer = self._expected(
             self.frames.receive(most_bytes=max(length, _MOST_ERROR_BYTES), head_bytes=sum_bytes, body_bytes=length)
         )
@@ -104,6 +104,7 @@ class Connection:
         if answer.kind != Kind.OK:
             return decode_error(answer.body)
         if len(answer.body) != length or (sum_bytes and answer.head != checksum_of(answer.body)):
+            ref, number = request.blocks[at]
             raise FrameError(f"block {number} of {ref.url} did not come as it was sent")
         return answer.body
 

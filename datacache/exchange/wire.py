@@ -12,7 +12,7 @@ from xxhash import xxh3_64_digest
 
 from datacache.core import errors
 from datacache.core.errors import DaemonError, DatacacheError, UsageError
-from datacache.core.ids import MAX_READABLE_BYTES, ObjectRef, block_count
+from datacache.core.ids import MAX_READABLE_BYTES, ObjectRef, block_count, block_length
 from datacache.core.ipc import parse_object
 from datacache.exchange.frames import Buffer
 
@@ -43,27 +43,35 @@ class Mode(StrEnum):
 
 @dataclass(frozen=True)
 class BlocksRequest:
-    """A request for some blocks of one data set. `snapshot` is '' for none."""
+    """A request for some blocks of one data set. `snapshot` is '' for none. `parts`: the first byte and the end of what
+    is wanted of each block; empty for whole blocks."""
 
     blocks: Sequence[tuple[ObjectRef, int]]
     dataset: str
     snapshot: str
     mode: Mode
+    parts: Sequence[tuple[int, int]] = ()
+
+    def part(self, at: int) -> tuple[int, int]:
+        """Return what is wanted of the block at a position."""
+        ref, number = self.blocks[at]
+        return self.parts[at] if self.parts else (0, block_length(ref.size_bytes, number))
 
     def encode(self) -> bytes:
         """Return the body of a `Kind.BLOCKS` frame."""
         wanted = [[*encode_ref(ref), number] for ref, number in self.blocks]
-        return json.dumps([self.mode.value, self.dataset, self.snapshot, wanted]).encode()
+        return json.dumps([self.mode.value, self.dataset, self.snapshot, wanted, *self.parts]).encode()
 
     @classmethod
     def decode(cls, body: bytes | memoryview) -> BlocksRequest:
         """Return the request of `encode`; `UsageError` names what is wrong with it."""
         try:
-            mode, dataset, snapshot, wanted = json.loads(bytes(body))
+            mode, dataset, snapshot, wanted, *given = json.loads(bytes(body))
             if not (0 < len(wanted) <= MOST_BLOCKS):
                 raise UsageError(f"bad request: 1 to {MOST_BLOCKS} blocks can be asked for, not {len(wanted)}")
             blocks = [(decode_ref(values[:-1]), values[-1]) for values in wanted]
-            request = cls(blocks, expect_text(dataset), expect_text(snapshot), Mode(mode))
+            parts = tuple((start, stop) for start, stop in given)
+            request = cls(blocks, expect_text(dataset), expect_text(snapshot), Mode(mode), parts)
         except (KeyError, TypeError, ValueError, RecursionError) as exc:
             if isinstance(exc, UsageError):
                 raise
@@ -73,6 +81,11 @@ class BlocksRequest:
                 raise UsageError(f"bad request: no object has {ref.size_bytes:,} bytes with blocks")
             if type(number) is not int or not 0 <= number < block_count(ref.size_bytes):
                 raise UsageError(f"bad request: there is no block {number!r} of an object of {ref.size_bytes:,} bytes")
+        if parts and (len(parts) != len(blocks) or request.mode.of_a_peer):
+            raise UsageError(f"bad request: {len(parts)} parts of {len(blocks)} blocks cannot be asked for")
+        for (ref, number), (start, stop) in zip(blocks, parts, strict=False):
+            if not (type(start) is type(stop) is int and 0 <= start < stop <= block_length(ref.size_bytes, number)):
+                raise UsageError(f"bad request: block {number} of {ref.url} has no bytes {start!r} to {stop!r}")
         return request
 
 

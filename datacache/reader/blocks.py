@@ -67,7 +67,7 @@ class DaemonBlocks:
             local.counters.count(BROKEN_BLOCKS)
         local.counters.miss(stop - start)
         try:
-            data = self._client.block(ref, number, self._dataset, self._snapshot, broken=broken)
+            data = self._client.block(ref, number, self._dataset, self._snapshot, part=(start, stop), broken=broken)
         except (StoreAccessError, CorruptManifestError):
             # The daemon may have been started without the credentials, or with another catalog, than this process has.
             return None
@@ -77,16 +77,16 @@ class DaemonBlocks:
                 self._warned = True
             return None
         local.refresh()
-        return memoryview(data)[start:stop]
+        return data
 
-    def ask(self, block: BlockId, ref: ObjectRef, number: int, part: slice) -> AskedBlock | None:
+    def ask(self, block: BlockId, ref: ObjectRef, number: int, part: tuple[int, int]) -> AskedBlock | None:
         """Ask for a part of a block that the tiers' `view` has just not given, and do not wait for it. None where only
         `read` can get it, such as what is broken here."""
         if ref.store.startswith("memory://") or self._local.unread(block):
             return None
         asked = self._client.ask_block(ref, number, part, self._dataset, self._snapshot)
         if asked is not None:
-            self._local.counters.miss(part.stop - part.start)
+            self._local.counters.miss(part[1] - part[0])
         return asked
 
     def read_whole(self, wanted: Sequence[tuple[ObjectRef, int]]) -> list[memoryview | None]:
@@ -185,7 +185,7 @@ class NodeBlocks:
                 return data
         raise AssertionError("a store gives the bytes or raises")
 
-    def ask(self, block: BlockId, ref: ObjectRef, number: int, part: slice) -> AskedBlock | None:
+    def ask(self, block: BlockId, ref: ObjectRef, number: int, part: tuple[int, int]) -> AskedBlock | None:
         """See `DaemonBlocks.ask`."""
         return self._daemon.ask(block, ref, number, part) if self._daemon is not None else None
 

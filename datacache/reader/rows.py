@@ -12,7 +12,7 @@ from typing import Any, NoReturn, cast
 
 from datacache.core.concurrency import gather
 from datacache.core.errors import CorruptManifestError, DatacacheError, ObjectNotFoundError, SnapshotClosedError
-from datacache.core.ids import BLOCK_BYTES, BlockId, ObjectId, block_count, block_id, block_length, object_id
+from datacache.core.ids import BLOCK_BYTES, BlockId, ObjectId, block_count, block_id, object_id
 from datacache.daemon.client import AskedBlock
 from datacache.manifest.model import SnapshotRecord
 from datacache.manifest.reader import Manifest
@@ -74,14 +74,14 @@ class RowReader:
 
     def ask_row(self, row: int, start: int, stop: int) -> AskedBlock | None:
         """Ask the daemon for bytes of a row that `read_local` has just not given, and do not wait for them. None where
-        only `read_row` can get them, or gets them more cheaply: the answer has the whole block."""
+        only `read_row` can get them."""
         obj, size = self.object_at(row)
         number = start // BLOCK_BYTES
         first, stop = number * BLOCK_BYTES, min(stop, size)
-        if not first <= start < stop <= first + BLOCK_BYTES or 2 * (stop - start) < block_length(size, number):
+        if not first <= start < stop <= first + BLOCK_BYTES:
             return None
         ref = self.manifest.object_ref(self.manifest.entry(row))
-        return self._blocks.ask(block_id(obj, number), ref, number, slice(start - first, stop - first))
+        return self._blocks.ask(block_id(obj, number), ref, number, (start - first, stop - first))
 
     def read_rows(self, rows: Sequence[int]) -> list[bytes | memoryview | DatacacheError]:
         """Return all bytes of some rows, wherever they are, or the error of each that cannot be had. Those of one block

@@ -27,7 +27,7 @@ _open: WeakSet[_Mapped] = WeakSet()
 Extent = tuple[int, int, int]
 """A shard's number, and the first byte and the end of a part of it."""
 _FETCH_BLOCKS = 16
-"""Held in memory at a time, until the wanted bytes are copied: 64 MiB."""
+"""Held in memory at a time, until the wanted bytes are copied: up to 64 MiB."""
 
 
 class ShardFiles(Protocol):
@@ -207,38 +207,39 @@ class SnapshotFiles:
         return self.snapshot.rows.read_row(row, start, stop)
 
     def read_all(self, places: Sequence[Extent]) -> list[bytes | memoryview | DatacacheError]:
-        """See `ShardFiles`. A block with several places is fetched once."""
+        """See `ShardFiles`. Of a block with several places what they span is fetched at once."""
         found: dict[Extent, bytes | memoryview | DatacacheError] = {}
         group: list[Extent] = []
-        wanted: dict[tuple[int, int], None] = {}
+        wanted: dict[tuple[int, int], Extent] = {}
         for place in sorted(set(places)):  # neighbours together
-            blocks = self._missing(*place)
-            if group and len(wanted) + len(blocks) > _FETCH_BLOCKS:
-                found |= self._fetched(group, list(wanted))
+            missing = self._missing(*place)
+            if group and len(wanted.keys() | missing.keys()) > _FETCH_BLOCKS:
+                found |= self._fetched(group, wanted)
                 group, wanted = [], {}
             group.append(place)
-            wanted |= dict.fromkeys(blocks)
-        found |= self._fetched(group, list(wanted))
+            for block, (shard, start, stop) in missing.items():
+                _, first, end = wanted.get(block, (shard, start, stop))
+                wanted[block] = shard, first, max(end, stop)
+        found |= self._fetched(group, wanted)
         return [found[place] for place in places]
 
-    def _missing(self, shard: int, start: int, stop: int) -> list[tuple[int, int]]:
-        """Return the blocks (shard, number) of these bytes that are not here; none where only `read` can say what is
-        wrong."""
+    def _missing(self, shard: int, start: int, stop: int) -> dict[tuple[int, int], Extent]:
+        """Return what of these bytes lies in each block (shard, number) that is not here; nothing where only `read` can
+        say what is wrong."""
         if stop > self._sizes[shard]:
-            return []
-        numbers = range(start // BLOCK_BYTES, -(-stop // BLOCK_BYTES))
-        return [(shard, number) for number in numbers if self._piece(shard, number, start, stop) is None]
+            return {}
+        return {
+            (shard, number): (shard, max(start, number * BLOCK_BYTES), min(stop, (number + 1) * BLOCK_BYTES))
+            for number in range(start // BLOCK_BYTES, -(-stop // BLOCK_BYTES))
+            if self._piece(shard, number, start, stop) is None
+        }
 
     def _fetched(
-        self, places: Sequence[Extent], wanted: Sequence[tuple[int, int]]
+        self, places: Sequence[Extent], wanted: Mapping[tuple[int, int], Extent]
     ) -> dict[Extent, bytes | memoryview | DatacacheError]:
-        """Read places for which these blocks have to be fetched."""
-
-        def fetch(block: tuple[int, int]) -> bytes | memoryview:
-            shard, first = block[0], block[1] * BLOCK_BYTES
-            return self.read(shard, first, min(first + BLOCK_BYTES, self._sizes[shard]))
-
-        blocks = dict(zip(wanted, gather(fetch, wanted), strict=True))
+        """Read places for which these parts of blocks have to be fetched."""
+        came = gather(lambda part: self.read(*part), list(wanted.values()))
+        blocks = {block: (start, data) for (block, (_, start, _)), data in zip(wanted.items(), came, strict=True)}
         found = {place: self._join(*place, blocks) for place in places}
         # Evicted this moment, or not to be fetched: `read` says what is wrong.
         left = [place for place, data in found.items() if data is None]
@@ -246,18 +247,24 @@ class SnapshotFiles:
         return {place: read[place] if data is None else data for place, data in found.items()}
 
     def _join(
-        self, shard: int, start: int, stop: int, blocks: Mapping[tuple[int, int], bytes | memoryview | DatacacheError]
+        self,
+        shard: int,
+        start: int,
+        stop: int,
+        blocks: Mapping[tuple[int, int], tuple[int, bytes | memoryview | DatacacheError]],
     ) -> bytes | DatacacheError | None:
-        """Copy bytes out of fetched and of local blocks; a view would keep the whole block."""
+        """Copy bytes out of what was fetched of blocks (from which byte of the shard on), and out of local blocks; a
+        view would keep all of it."""
         if stop > self._sizes[shard]:
             return None
         parts: list[memoryview] = []
         for number in range(start // BLOCK_BYTES, -(-stop // BLOCK_BYTES)):
-            block, first = blocks.get((shard, number)), number * BLOCK_BYTES
-            if isinstance(block, DatacacheError):
-                return block
-            if block is not None:
-                parts.append(memoryview(block)[max(start - first, 0) : stop - first])
+            first, data = blocks.get((shard, number), (0, None))
+            if isinstance(data, DatacacheError):
+                return data
+            begin, end = max(start, number * BLOCK_BYTES), min(stop, (number + 1) * BLOCK_BYTES)
+            if data is not None and first <= begin and end <= first + len(data):
+                parts.append(memoryview(data)[begin - first : end - first])
             elif (piece := self._piece(shard, number, start, stop)) is not None:
                 parts.append(piece)
             else:

@@ -55,7 +55,8 @@ class Answers:
                 if request.dataset == "changed" and number:
                     yield error_answer(ObjectChangedError("changed", url=ref.url, hint="again"))
                 else:
-                    yield Answer(Kind.OK, body=content(ref, number))
+                    part = slice(*request.part(request.blocks.index((ref, number))))
+                    yield Answer(Kind.OK, body=content(ref, number)[part])
         finally:
             self.ended.set()
 
@@ -95,6 +96,13 @@ def test_blocks_of_a_batch_come_in_order_and_whole(client):
     for _ in range(3):
         found = list(client.blocks(BlocksRequest(WANTED, "d", "", Mode.READ)))
         assert [bytes(data) for data in found] == [content(*wanted) for wanted in WANTED]
+
+
+def test_of_each_block_the_part_that_was_asked_for_comes(client):
+    parts = [(0, 1), (299_990, 300_000), (0, 1), (5, BLOCK_BYTES)]
+    found = client.blocks(BlocksRequest(WANTED, "d", "", Mode.READ, parts))
+    wanted = zip(WANTED, parts, strict=True)
+    assert [bytes(data) for data in found] == [content(*block)[start:stop] for block, (start, stop) in wanted]
 
 
 def test_a_block_that_fails_keeps_no_other_one_of_its_batch_back(client):
@@ -316,6 +324,13 @@ WRONG = [
     b'["read", "d", "", [["s3://\\ud800", "k", 1, "", "", 0]]]',
     b'["read", "d", "", [["s3://b", "\\ud800", 1, "", "", 0]]]',
     b'["read", "d\\u0000", "", [["s3://b", "k", 1, "", "", 0]]]',
+    b'["read", "d", "", [["s3://b", "k", 9, "", "", 0]], [0, 10]]',
+    b'["read", "d", "", [["s3://b", "k", 9, "", "", 0]], [3, 3]]',
+    b'["read", "d", "", [["s3://b", "k", 9, "", "", 0]], [-1, 3]]',
+    b'["read", "d", "", [["s3://b", "k", 9, "", "", 0]], [true, 3]]',
+    b'["read", "d", "", [["s3://b", "k", 9, "", "", 0]], [0, 3], [0, 3]]',
+    b'["read", "d", "", [["s3://b", "k", 9, "", "", 0]], 7]',
+    b'["have", "d", "", [["s3://b", "k", 9, "", "", 0]], [0, 3]]',
     b'["read", "d", "", [' + b",".join([b'["s3://b", "k", 1, "", "", 0]'] * 65) + b"]]",
 ]
 
@@ -330,3 +345,5 @@ def test_a_request_with_a_wrong_field_is_wrong_usage(number):
 def test_a_request_comes_as_it_was_sent():
     request = BlocksRequest([*WANTED, (ObjectRef("file://", "x", 5, root=2), 0)], "d", "s", Mode.BROKEN)
     assert BlocksRequest.decode(request.encode()) == request
+    part = BlocksRequest(request.blocks[-1:], "d", "s", Mode.READ, ((1, 4),))
+    assert BlocksRequest.decode(part.encode()) == part

@@ -1,18 +1,25 @@
-"""Shard files in a folder: mapped, so many at a time as descriptors allow, and read where they cannot be."""
+"""Shard files in a folder: mapped, so many at a time as descriptors allow, and read where they cannot be; and
+in a snapshot, of which the bytes that are wanted are asked for."""
 
 from __future__ import annotations
 
 import gc
 import os
 import resource
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from random import Random
+from typing import Any
 
 import pytest
 
+from datacache import api
 from datacache.core.errors import ShardError
+from datacache.core.ids import BLOCK_BYTES
+from datacache.daemon.client import DaemonClient
+from datacache.settings import Settings
 from datacache.shards import source
-from datacache.shards.source import FolderFiles
+from datacache.shards.source import FolderFiles, SnapshotFiles
 from tests.leftovers import descriptors_below
 
 
@@ -83,3 +90,24 @@ def test_reads_of_more_than_the_kernel_gives_at_once_are_whole(tmp_path: Path, m
     monkeypatch.setattr(os, "preadv", lambda fd, buffers, at: preadv(fd, [buffers[0][:1000]], at))
     assert bytes(files.read(0, 0, len(content))) == content
     assert bytes(files.read(0, 50, 5_050)) == content[50:5_050]
+
+
+def test_of_a_block_that_is_not_here_what_its_places_span_is_asked_for(
+    make: Callable[..., str], settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DATACACHE_PREFETCH", "0")
+    data = Random(0).randbytes(2 * BLOCK_BYTES + 1000)
+    asked, ask = [], DaemonClient.blocks_or_errors
+
+    def noted(self: DaemonClient, wanted: Any, *more: Any, parts: Any = (), **named: Any) -> Any:
+        asked.extend((number, *part) for (_, number), part in zip(wanted, parts, strict=True))
+        return ask(self, wanted, *more, parts=parts, **named)
+
+    with api.open_snapshot(make({"shard.tar": data}), settings) as snapshot:
+        files = SnapshotFiles(snapshot)
+        files.use(["shard.tar"])
+        places = [(900, 1000), (5, 10), (BLOCK_BYTES - 3, BLOCK_BYTES + 4), (2 * BLOCK_BYTES + 1, 2 * BLOCK_BYTES + 9)]
+        monkeypatch.setattr(DaemonClient, "blocks_or_errors", noted)
+        found = files.read_all([(0, *place) for place in places])
+    assert [bytes(part) for part in found if not isinstance(part, Exception)] == [data[slice(*at)] for at in places]
+    assert sorted(asked) == [(0, 5, BLOCK_BYTES), (1, 0, 4), (2, 1, 9)]
