@@ -97,7 +97,9 @@ class _Process:
         self._pool = pool
         self._orphaned = False
         self._mounts: dict[int, _Mount] = {}
-        self._lock = threading.Lock()  # guards _mounts and each mount's worker
+        self._lock = (
+            threading.Condition()
+        )  # guards _mounts and each mount's worker; told when one is given or forgotten
         self._signals = process.Signals(signal.SIGTERM, signal.SIGUSR1)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -155,6 +157,7 @@ class _Process:
             mount = self._mounts[number]
             with self._lock:
                 mount.device, mount.is_given = int(message["device"]), True
+                self._lock.notify_all()
             mount.orders.put((fds.pop(), bool(message["own"])))
         elif message["op"] == "stop":
             self._stop(number)
@@ -214,6 +217,7 @@ class _Process:
         with self._lock:
             if self._mounts.get(mount.number) is mount:
                 del self._mounts[mount.number]
+                self._lock.notify_all()
         mount.begun.set()
         with contextlib.suppress(BlockingIOError):
             os.write(self._signals.wake_fd, b"\0")  # the main thread looks whether any is left
@@ -243,12 +247,16 @@ class _Process:
 
     def _answer(self, request: ipc.Message, send: ipc.Send) -> object:
         mountpoint, device = str(request["mountpoint"]), int(request["device"])
+        here: list[_Mount] = []
+
+        def is_known() -> bool:
+            """False while the supervisor's word that a mount is to be served may lie unread in the channel."""
+            at = [mount for mount in self._mounts.values() if mount.config.mountpoint == mountpoint]
+            here[:] = [mount for mount in at if mount.is_given and mount.device == device]
+            return bool(here) or all(mount.is_given for mount in at)
+
         with self._lock:
-            here = [
-                mount
-                for mount in self._mounts.values()
-                if mount.is_given and (mount.config.mountpoint, mount.device) == (mountpoint, device)
-            ]
+            self._lock.wait_for(is_known, _BEGIN_TIMEOUT_S)
         if not here:
             raise MountError("it is not served here")
         if request["op"] == "stop":

@@ -260,7 +260,7 @@ def test_verify_names_every_object_that_comes_with_other_bytes(
     bucket.server.always(Fault(change=flip_first, only=lambda _, path: path.rpartition("/")[2] in damaged))
     unchecked: list[int] = []
     problems = list(verify_snapshot("a", read=True, unchecked=unchecked.append))
-    assert sorted(problem.path.decode() for problem in problems) == damaged
+    assert sorted(problem.path.decode() for problem in problems) == damaged, [problem.message for problem in problems]
     assert {problem.kind for problem in problems} == {"damaged"}
     assert all(problem.url in problem.message for problem in problems)
     assert unchecked == [0]
