@@ -18,7 +18,26 @@ run mypy
 run lint-imports --no-logo
 run python scripts/check_package.py
 NO_MKDOCS_2_WARNING=1 run mkdocs build --strict --quiet
+
+# Run tests. A machine at work can be late by seconds, so up to three that fail are run once more with nothing beside
+# them. What passes then is named at the end: it wants mending all the same.
+late=()
+tests() {
+  local status=0 failed
+  run pytest -q --cache-clear "$@" || status=$?
+  case $status in
+    5) return 0 ;; # the arguments name none of these
+    1) ;;
+    *) return $status ;;
+  esac
+  mapfile -t failed < <(.venv/bin/python -c 'import json; print(*json.load(open(".pytest_cache/v/cache/lastfailed")), sep="\n")')
+  [ ${#failed[@]} -le 3 ] || return 1
+  run pytest -q -p no:cacheprovider "${failed[@]}" || return 1
+  late+=("${failed[@]}")
+}
 # Four at a time, as tests wait for servers and processes more than they compute; then those that want to be alone.
-# 5 says that the arguments name none of these.
-run pytest -q -n 4 --dist worksteal -m "${fast}not alone" "$@" || [ $? = 5 ]
-run pytest -q -m "${fast}alone" "$@" || [ $? = 5 ]
+tests -n 4 --dist worksteal -m "${fast}not alone" "$@"
+tests -m "${fast}alone" "$@"
+for test in "${late[@]}"; do
+  echo "failed once, and passed when nothing ran beside it: $test"
+done
