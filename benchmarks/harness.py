@@ -189,6 +189,11 @@ class ToldProcess:
             )
         self.pid = self._process.pid
 
+    @property
+    def ended(self) -> bool:
+        """True once it has come to an end."""
+        return self._process.poll() is not None
+
     def say(self, line: str) -> None:
         """Tell it something; where it has ended there will be no answer."""
         assert self._process.stdin is not None

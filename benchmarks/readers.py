@@ -1,7 +1,7 @@
-"""Readers in processes of their own, for what happens to them beside others (`fairness`, `outages`).
+"""Readers in processes of their own, for what happens to them beside others (`fairness`, `outages`, `cluster`).
 
-A child is `python -m benchmarks.readers WAY DATASET FIRST STEP THREADS PAUSE_S SEED`: it says that it is ready, begins
-when it is told, and prints the seconds of each of its reads.
+A child is `python -m benchmarks.readers WAY DATASET COMPARED FIRST STEP THREADS PAUSE_S SEED`: it says that it is
+ready, begins when it is told, and prints the seconds of each of its reads.
 """
 
 from __future__ import annotations
@@ -37,11 +37,13 @@ class Readers:
         threads: int = 1,
         pause_s: float | None = None,
         seed: int = 0,
+        compared: Path | str = "",
     ) -> None:
+        """With `compared`, each read is compared with the file of this folder, and wrong bytes end the benchmark."""
         numbers = [str(number) for number in (len(ways), threads, -1.0 if pause_s is None else pause_s, seed)]
         command = (sys.executable, "-m", "benchmarks.readers")
         self._children = [
-            ToldProcess(*home.enter, *command, way, dataset, str(first), *numbers, env=home.env)
+            ToldProcess(*home.enter, *command, way, dataset, compared, str(first), *numbers, env=home.env)
             for first, way in enumerate(ways)
         ]
 
@@ -59,6 +61,11 @@ class Readers:
         for child in self._children:
             child.say("begin")
 
+    def expect_alive(self) -> None:
+        """End the benchmark if one of them has failed."""
+        if any(child.ended for child in self._children):
+            raise SystemExit("a reader has failed")
+
     def end(self) -> list[list[float]]:
         """Return the seconds of each one's reads, when it has come to an end."""
         for child in self._children:
@@ -67,7 +74,7 @@ class Readers:
 
 
 def main() -> None:
-    way, dataset, *numbers = sys.argv[1:]
+    way, dataset, compared, *numbers = sys.argv[1:]
     first, step, threads = map(int, numbers[:3])
     pause_s, seed, ended = float(numbers[3]), int(numbers[4]), threading.Event()
     with api.open_snapshot(dataset) as snapshot:
@@ -83,10 +90,15 @@ def main() -> None:
         if pause_s >= 0:
             threading.Thread(target=lambda: (sys.stdin.read(), ended.set()), daemon=True).start()
 
+        def read_one(name: str) -> None:
+            got = read(name)
+            if compared and got != Path(compared, name).read_bytes():
+                raise SystemExit(f"wrong bytes of {name}")
+
         def read_all(number: int) -> list[float]:
             order, took = random.Random(1_000_000 * seed + 1000 * first + number).sample(names, len(names)), []
             for name in itertools.cycle(order) if pause_s >= 0 else order:
-                took.append(timed(lambda name=name: read(name)))
+                took.append(timed(lambda name=name: read_one(name)))
                 if pause_s >= 0 and ended.wait(pause_s):
                     break
             return took

@@ -27,7 +27,8 @@ BENCHMARKS = (
     "query",
 )
 BENCHMARKS += ("integrity", "loaders", "loader_decode", "first_epoch", "eviction_model", "write_path")
-BENCHMARKS += ("many_mounts", "fairness", "outages", "s3_requests", "cluster", "cluster_simulation", "cluster_attack")
+BENCHMARKS += ("many_mounts", "fairness", "outages", "s3_requests", "cluster", "cluster_soak")
+BENCHMARKS += ("cluster_simulation", "cluster_attack")
 
 
 @pytest.mark.slow
