@@ -125,6 +125,7 @@ class Home:
         self.ram_dir = Path(tempfile.mkdtemp(prefix=leftovers.SHARED_MEMORY_PREFIX, dir=leftovers.SHARED_MEMORY))
         chosen = {"DATACACHE_HOME": path, "DATACACHE_RAM_DIR": self.ram_dir}
         chosen |= {f"DATACACHE_{name.upper()}": value for name, value in settings.items()}
+        chosen["PYTHONPATH"] = ROOT  # what is measured is the tree that the benchmark is of, wherever it is installed
         self.env = {**foreign_environment(), **env} | {name: str(value) for name, value in chosen.items()}
 
     def dsctl(self, *arguments: str | Path) -> str:
