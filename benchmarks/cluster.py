@@ -11,9 +11,8 @@ address by a consistent hash, which keeps the answer. Each way is measured alone
 from __future__ import annotations
 
 import secrets
-import socket
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,14 +21,14 @@ from typing import Any
 import pytest
 
 from benchmarks.harness import OBJECT_BYTES, ResultTable, Workspace, benchmark, make_files
-from benchmarks.peers import NGINX_PORT, nginx_config
+from benchmarks.peers import NGINX_URL, nginx_on
 from benchmarks.readers import Readers
 from benchmarks.usage import cpu_of_families
 from datacache.cluster.members import SERVING
 from datacache.daemon.client import DaemonClient
 from datacache.settings import load_settings
 from tests.netns import Network, NodeHome, one_home_a_node
-from tests.servers import Mongod, RcloneS3, ServerError, program
+from tests.servers import Mongod, RcloneS3, ServerError
 
 DATASET = "images"
 
@@ -135,11 +134,11 @@ def _ours(network: Network, folder: Path, store: RcloneS3, url: str, args: Any) 
     cluster = {"cluster": "benchmark", "cluster_key": secrets.token_hex(16)}
     with _homes(network, folder, store.env(), url, args, **cluster) as homes:
         homes[0].snapshot(DATASET, f"s3://{DATASET}")
-        _wait_for_all(homes)
+        wait_for_all(homes)
         yield ClusterWay(read="api", homes=homes, pids=[home.daemon.pid for home in homes])
 
 
-def _wait_for_all(homes: Sequence[NodeHome]) -> None:
+def wait_for_all(homes: Sequence[NodeHome]) -> None:
     """Wait until every node knows that all serve."""
     for home in homes:
         client = DaemonClient(load_settings(home.env))
@@ -155,37 +154,9 @@ def _bare(network: Network, folder: Path, store: RcloneS3, url: str, args: Any) 
 
 @contextmanager
 def _nginx(network: Network, folder: Path, store: RcloneS3, url: str, args: Any) -> Iterator[ClusterWay]:
-    nginx = program("nginx", package="nginx")
-    env = store.env() | {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{NGINX_PORT}"}
-    addresses = [node.address for node in network.nodes]
-    with _homes(network, folder, env, url, args) as homes:
-        started = []
-        for node in network.nodes:
-            own = folder / f"nginx-{node.name}"
-            own.mkdir()
-            config = nginx_config(own, node.address, addresses, store.endpoint)
-            started.append(node.start(nginx, "-p", own, "-c", config, log=own / "nginx.log"))
-        for node, process in zip(network.nodes, started, strict=True):
-            _wait_for(node.address, lambda process=process: process.poll() is None)
-        try:
-            yield ClusterWay(read="bare", homes=homes, pids=[process.pid for process in started])
-        finally:
-            for process in started:
-                process.terminate()
-                process.wait()
-
-
-def _wait_for(address: str, lives: Callable[[], bool]) -> None:
-    """Until a node's nginx listens; this machine reaches it over the node's cable."""
-    while True:
-        try:
-            socket.create_connection((address, NGINX_PORT), timeout=1).close()
-        except OSError:
-            if not lives():
-                raise ServerError("nginx did not start") from None
-            time.sleep(0.05)
-        else:
-            return
+    env = store.env() | {"AWS_ENDPOINT_URL": NGINX_URL}
+    with _homes(network, folder, env, url, args) as homes, nginx_on(network.nodes, folder, store.endpoint) as pids:
+        yield ClusterWay(read="bare", homes=homes, pids=pids)
 
 
 if __name__ == "__main__":

@@ -5,19 +5,23 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
 from obstore.store import S3Store
 
 from tests import leftovers
-from tests.servers import CephRgw, RcloneS3, program
+from tests.servers import CephRgw, RcloneS3, ServerError, program
+
+if TYPE_CHECKING:
+    from tests.netns import Node
 
 START_TIMEOUT_S = 30.0
 PEERS_DIR = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "datacache-benchmarks"
@@ -103,15 +107,45 @@ def _serving(command: list[str], mount: Path, *, empty: bool) -> Iterator[None]:
 
 # --- a cache of HTTP answers that nodes share: each hashes the address and asks its owner ---
 
-NGINX_PORT = 8080
+_NGINX_PORT = 8080
+NGINX_URL = f"http://127.0.0.1:{_NGINX_PORT}"
+"""Where clients on a node ask its nginx."""
 
 
-def nginx_config(folder: Path, address: str, nodes: Iterable[str], store: str) -> Path:
+@contextmanager
+def nginx_on(nodes: Sequence[Node], folder: Path, store: str, owners: Sequence[Node] = ()) -> Iterator[list[int]]:
+    """Run an nginx on each node; yield their processes. `owners` keep answers (default: all). `ServerError`."""
+    nginx = program("nginx", package="nginx")
+    addresses, started = [node.address for node in owners or nodes], []
+    try:
+        for node in nodes:
+            own = folder / f"nginx-{node.name}"
+            own.mkdir()
+            config = _nginx_config(own, node.address, addresses, store)
+            started.append(node.start(nginx, "-p", own, "-c", config, log=own / "nginx.log"))
+        for node, process in zip(nodes, started, strict=True):
+            while True:
+                try:
+                    socket.create_connection((node.address, _NGINX_PORT), timeout=1).close()
+                except OSError:
+                    if process.poll() is not None:
+                        raise ServerError("nginx did not start") from None
+                    time.sleep(0.05)
+                else:
+                    break
+        yield [process.pid for process in started]
+    finally:
+        for process in started:
+            process.terminate()
+            process.wait()
+
+
+def _nginx_config(folder: Path, address: str, nodes: Iterable[str], store: str) -> Path:
     """Write the configuration of one of these nodes: its clients ask it on the loopback, the other nodes on `address`.
 
     A request keeps the address that its client has signed, so the store answers it whichever node passes it on.
     """
-    servers = "\n".join(f"    server {node}:{NGINX_PORT};" for node in nodes)
+    servers = "\n".join(f"    server {node}:{_NGINX_PORT};" for node in nodes)
     path = folder / "nginx.conf"
     path.write_text(f"""
 daemon off; user root; worker_processes 1; pid {folder}/nginx.pid; error_log {folder}/nginx-error.log warn;
@@ -128,9 +162,9 @@ http {{
     keepalive 32;
   }}
   upstream store {{ server {urlsplit(store).netloc}; keepalive 32; }}
-  server {{ listen 127.0.0.1:{NGINX_PORT}; location / {{ proxy_pass http://owners; proxy_buffering on; }} }}
+  server {{ listen 127.0.0.1:{_NGINX_PORT}; location / {{ proxy_pass http://owners; proxy_buffering on; }} }}
   server {{
-    listen {address}:{NGINX_PORT};
+    listen {address}:{_NGINX_PORT};
     location / {{
       proxy_pass http://store; proxy_cache answers; proxy_cache_key $uri; proxy_cache_valid 200 1d; proxy_cache_lock on;
       proxy_ignore_headers Cache-Control Expires Set-Cookie Vary;

@@ -1,7 +1,7 @@
 """Readers in processes of their own, for what happens to them beside others (`fairness`, `outages`, `cluster`).
 
 A child is `python -m benchmarks.readers WAY DATASET COMPARED FIRST STEP THREADS PAUSE_S SEED`: it says that it is
-ready, begins when it is told, and prints the seconds of each of its reads.
+ready, begins when it is told, and prints its processor time and the seconds of each of its reads.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import random
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,7 +24,8 @@ from datacache import api
 
 
 class Readers:
-    """Processes that read a part of a snapshot each: all of it once, or with pauses (of 0 s: none) until `end`.
+    """Processes that read a part of a snapshot each: all of it once, or with pauses (of 0 s: none) until `end`, each
+    thread then all of the part.
 
     A way is "api", "bare" for obstore and the bucket of the data set's name, or the folder of a mount.
     """
@@ -46,6 +48,8 @@ class Readers:
             ToldProcess(*home.enter, *command, way, dataset, compared, str(first), *numbers, env=home.env)
             for first, way in enumerate(ways)
         ]
+        self.cpu_s = 0.0
+        """The processor time of all from the beginning to the end, once they have come to it."""
 
     def __enter__(self) -> Readers:
         for child in self._children:  # until all have opened the snapshot
@@ -70,7 +74,9 @@ class Readers:
         """Return the seconds of each one's reads, when it has come to an end."""
         for child in self._children:
             child.hang_up()
-        return [json.loads(child.answer()) for child in self._children]
+        cpu_s, took = zip(*(json.loads(child.answer()) for child in self._children), strict=True)
+        self.cpu_s = sum(cpu_s)
+        return list(took)
 
 
 def main() -> None:
@@ -87,6 +93,7 @@ def main() -> None:
             read = lambda name: Path(way, name).read_bytes()  # noqa: E731
         print("ready", flush=True)
         sys.stdin.readline()
+        begun_s = time.process_time()
         if pause_s >= 0:
             threading.Thread(target=lambda: (sys.stdin.read(), ended.set()), daemon=True).start()
 
@@ -96,7 +103,8 @@ def main() -> None:
                 raise SystemExit(f"wrong bytes of {name}")
 
         def read_all(number: int) -> list[float]:
-            order, took = random.Random(1_000_000 * seed + 1000 * first + number).sample(names, len(names)), []
+            mine, took = names if pause_s >= 0 else names[number::threads], []
+            order = random.Random(1_000_000 * seed + 1000 * first + number).sample(mine, len(mine))
             for name in itertools.cycle(order) if pause_s >= 0 else order:
                 took.append(timed(lambda name=name: read_one(name)))
                 if pause_s >= 0 and ended.wait(pause_s):
@@ -104,7 +112,8 @@ def main() -> None:
             return took
 
         with ThreadPoolExecutor(threads) as pool:
-            print(json.dumps([seconds for took in pool.map(read_all, range(threads)) for seconds in took]))
+            reads = [seconds for took in pool.map(read_all, range(threads)) for seconds in took]
+            print(json.dumps([time.process_time() - begun_s, reads]))
 
 
 if __name__ == "__main__":

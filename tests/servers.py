@@ -74,6 +74,11 @@ class _Server:
         folder.mkdir(parents=True, exist_ok=True)
         self._processes: list[subprocess.Popen[bytes]] = []
 
+    @property
+    def pids(self) -> list[int]:
+        """Return its processes."""
+        return [process.pid for process in self._processes]
+
     def _spawn(self, *command: str | Path, env: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
         """Start a child that dies with this process; its output goes to `<program>.log`."""
         name = Path(command[0]).name
