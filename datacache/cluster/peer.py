@@ -3,7 +3,7 @@
 A question goes out at once, unless the node has yet to say its first word to others. Those that come meanwhile go
 together with the next one that is let out: up to 64 blocks in a frame. The node answers with what it has, and with
 signs of life while it gets the rest; so it is late after about four times what its first words mostly take, or when a
-sign of life is missing, however long the store takes.
+sign of life is missing, however long the store takes. The bytes of a large block are a sign of life as they come.
 
 No thread does this but those that ask. One sends the questions of several, and goes on until its own is answered; then
 the next goes on in its place. Any thread.
@@ -12,6 +12,7 @@ the next goes on in its place. Any thread.
 from __future__ import annotations
 
 import logging
+import math
 import socket
 import threading
 import time
@@ -25,7 +26,7 @@ from datacache.core.errors import DatacacheError
 from datacache.core.ids import BLOCK_BYTES, ObjectRef, block_length
 from datacache.exchange.auth import Identity, introduce
 from datacache.exchange.client import Connection
-from datacache.exchange.frames import Deadline, Frame, Kind
+from datacache.exchange.frames import Deadline, Frame, Kind, Pace
 from datacache.exchange.wire import MOST_BLOCKS, BlocksRequest, Mode
 
 log = logging.getLogger(__name__)
@@ -51,13 +52,33 @@ class SilentError(Exception):
     """A node does not answer, or not as it should."""
 
 
+class SilenceBudget:
+    """The time that a read may lose to silent nodes, in all. One thread at a time."""
+
+    def __init__(self, *, for_node: bool = False) -> None:
+        """`for_node`: another node asks, which may have waited for a silent one already."""
+        self._left_s = MOST_S / 2 if for_node else MOST_S
+
+    def share_s(self, *, last: bool) -> float:
+        """Return how long one node may be silent: half of what is left, unless it is the `last` to ask. 0 if too little
+        is left to blame it on the node."""
+        if self._left_s < LEAST_S:
+            return 0.0
+        return self._left_s if last else max(LEAST_S, self._left_s / 2)
+
+    def lose(self, seconds: float) -> None:
+        """Take off the time until a node turned out to be silent."""
+        self._left_s -= seconds
+
+
 class Question:
     """A block that a thread asks a node for. `settle` is called once, `came` by the thread."""
 
-    __slots__ = ("_came", "_duty", "_turn", "about", "block", "size_bytes")
+    __slots__ = ("_came", "_duty", "_turn", "about", "block", "silence_s", "size_bytes")
 
-    def __init__(self, ref: ObjectRef, number: int, dataset: str, mode: Mode) -> None:
-        self.block, self.about = (ref, number), (dataset, mode)
+    def __init__(self, ref: ObjectRef, number: int, dataset: str, mode: Mode, silence_s: float) -> None:
+        """`silence_s` is how long the node may take for its first word, connecting included."""
+        self.block, self.about, self.silence_s = (ref, number), (dataset, mode), silence_s
         self.size_bytes = block_length(ref.size_bytes, number)
         self._came: Came | SilentError | None = None
         self._duty: Callable[[], object] | None = None
@@ -190,16 +211,14 @@ class OtherNode:
         dataset, mode = questions[0].about
         request = BlocksRequest([question.block for question in questions], dataset, "", mode)
         begun = time.monotonic()
+        give_up_at = begun + min(question.silence_s for question in questions)
         with self._lock:
             connection = self._idle.pop() if self._idle else None
         while True:
             kept = connection is not None
             try:
-                connection = connection or NodeConnection(self._member, self._me)
-                connection.end_at, connection.deadline.give_up_at = (
-                    begun + self._patience_s,
-                    time.monotonic() + self.limit_s,
-                )
+                connection = connection or NodeConnection(self._member, self._me, give_up_at=give_up_at)
+                connection.deadline.begin(min(give_up_at, time.monotonic() + self.limit_s), begun + self._patience_s)
                 answers = connection.answers(request)
                 return connection, answers, next(answers)
             except BaseException as exc:
@@ -276,17 +295,44 @@ class OtherNode:
             connection.close()
 
 
+class _LivelyDeadline(Deadline):
+    """The end of waiting for a node, which is put off by what comes."""
+
+    def __init__(self, words: str) -> None:
+        """See `Deadline`."""
+        super().__init__(words)
+        self.pace = Pace()
+
+    def begin(self, give_up_at: float, end_at: float) -> None:
+        """Wait until `give_up_at`, and whatever comes not longer than until `end_at`."""
+        self.give_up_at, self._end_at = give_up_at, end_at
+        self.pace.begin()
+
+    def go_on(self) -> None:
+        """Wait for the next sign of life."""
+        self.begin(min(self._end_at, time.monotonic() + MOST_S), self._end_at)
+
+    def look(self) -> None:
+        """Raise `TimeoutError` when the time is up."""
+        if self.pace.moved_on():
+            self.give_up_at = max(self.give_up_at, min(self._end_at, time.monotonic() + MOST_S))
+        super().look()
+
+
 class NodeConnection(Connection):
     """An authenticated connection to a node, with an end of all waiting."""
 
-    def __init__(self, member: Member, me: Identity) -> None:
-        host, _, port = member.address.rpartition(":")
-        plain = socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S)
-        self.deadline = Deadline("the node did not answer in time")
-        self.deadline.give_up_at = self.end_at = time.monotonic() + MOST_S
+    def __init__(self, member: Member, me: Identity, *, give_up_at: float = math.inf) -> None:
+        """`give_up_at`: when it is to be there."""
+        now, (host, _, port) = time.monotonic(), member.address.rpartition(":")
+        connect_s = max(_LOOK_EVERY_S, min(_CONNECT_S, give_up_at - now))
+        plain = socket.create_connection((host.strip("[]"), int(port)), timeout=connect_s)
+        self.deadline = _LivelyDeadline("the node did not answer in time")
+        self.deadline.begin(min(give_up_at, now + MOST_S), math.inf)
         try:
             plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             super().__init__(plain, look=self.deadline.look, look_every_s=_LOOK_EVERY_S)
+            self.frames.pace = self.deadline.pace
         except BaseException:
             plain.close()
             raise
@@ -295,15 +341,20 @@ class NodeConnection(Connection):
         except BaseException:
             self.close()
             raise
-        self.deadline.give_up_at = self.end_at = time.monotonic() + _REQUEST_S
+        self._give_time()
 
     def _expected(self, answer: Frame) -> Frame:
-        self.deadline.give_up_at = min(self.end_at, time.monotonic() + MOST_S)
+        self.deadline.go_on()
         return super()._expected(answer)
 
     def _result(self) -> memoryview:
-        self.deadline.give_up_at = self.end_at = time.monotonic() + _REQUEST_S
+        self._give_time()
         try:
             return super()._result()
         finally:
-            self.deadline.give_up_at = self.end_at  # of the next request
+            self._give_time()  # for the next request
+
+    def _give_time(self) -> None:
+        """Give the next request that is not for blocks its time."""
+        end_at = time.monotonic() + _REQUEST_S
+        self.deadline.begin(end_at, end_at)

@@ -1,8 +1,8 @@
 """Ask other nodes for blocks: the owner first, then who stands in for it, and nobody that shows no sign of life.
 
 A miss on a node goes to the block's owner, which gets it once, whoever asks. A node that is busy, away or late (`peer`)
-is passed over for the next in rank; in the end the caller asks the store. An owner that became one lately asks who may
-have the block from before. Any thread.
+is passed over for the next in rank; in the end, or when nodes have been silent for a second in all, the caller asks the
+store. An owner that became one lately asks who may have the block from before. Any thread.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from datacache.cluster.members import (
     open_members,
     read_cluster_key,
 )
-from datacache.cluster.peer import Came, NodeConnection, OtherNode, Question, SilentError
+from datacache.cluster.peer import Came, NodeConnection, OtherNode, Question, SilenceBudget, SilentError
 from datacache.cluster.placement import Placement
 from datacache.core.errors import CacheError, DatacacheError, StoreError, UsageError
 from datacache.core.ids import BlockId, ObjectRef
@@ -36,8 +36,6 @@ from datacache.exchange.wire import Mode
 from datacache.settings import Settings
 
 _RANK = 16
-_TRIES = 2
-"""Nodes that turn out not to answer, for one block. Each costs a second at most; then the store is asked."""
 _FURTHER = 3
 """Nodes that one which stands in for an owner asks what they have: readers keep what came from the owner."""
 _LATELY_S = 600.0
@@ -86,11 +84,15 @@ class Peers:
             return []
         return list(takewhile(lambda member: member.address != self.address, self._placed().ranked(id, _RANK)))
 
-    def get(self, members: list[Member], ref: ObjectRef, number: int, dataset: str) -> memoryview | None:
+    def get(
+        self, members: list[Member], ref: ObjectRef, number: int, dataset: str, patience: SilenceBudget | None = None
+    ) -> memoryview | None:
         """Return a block that one of some nodes has, or gets from the store; None if none of them gives it."""
-        return self._first(members, ref, number, dataset, Mode.OWNER)
+        return self._first(members, (ref, number, dataset), Mode.OWNER, patience or SilenceBudget())
 
-    def get_earlier(self, id: BlockId, ref: ObjectRef, number: int, dataset: str) -> memoryview | None:
+    def get_earlier(
+        self, id: BlockId, ref: ObjectRef, number: int, dataset: str, patience: SilenceBudget | None = None
+    ) -> memoryview | None:
         """Return a block that a node has which owned it lately; where this node stands in for an owner that gives
         nothing, also one that a node after this one has read. None if there is none."""
         if self._mode_of(dataset) == "off":
@@ -102,7 +104,7 @@ class Peers:
         if self.address in addresses[1:]:
             after = addresses.index(self.address) + 1
             asked += ranked[after : after + _FURTHER]
-        return self._first(asked, ref, number, dataset, Mode.HAVE)
+        return self._first(asked, (ref, number, dataset), Mode.HAVE, patience or SilenceBudget())
 
     def keeps(self, dataset: str) -> bool:
         """Tell whether this node keeps on its disk what it got from another one."""
@@ -235,17 +237,19 @@ class Peers:
             peer.close()
         return placement
 
-    def _first(self, members: list[Member], ref: ObjectRef, number: int, dataset: str, mode: Mode) -> memoryview | None:
+    def _first(
+        self, members: list[Member], block: tuple[ObjectRef, int, str], mode: Mode, patience: SilenceBudget
+    ) -> memoryview | None:
         """Return the block from the first of some nodes that gives it. Nodes that are busy, or have not got it, cost
-        little; of those that turn out not to answer a few are tried."""
-        silent = 0
-        for member in members:
-            if member.address == self.address:
-                continue
+        little, and those that turn out to be silent no more than there is patience."""
+        left = [member for member in members if member.address != self.address]
+        while left and (silence_s := patience.share_s(last=len(left) == 1)):
+            member, begun = left.pop(0), time.monotonic()
             try:
-                came: Came | SilentError = self._peer(member).ask(Question(ref, number, dataset, mode))
+                came: Came | SilentError = self._peer(member).ask(Question(*block, mode, silence_s))
             except SilentError as exc:
-                came, silent = exc, silent + 1
+                came = exc
+                patience.lose(min(time.monotonic() - begun, silence_s))
             with self._lock:
                 if isinstance(came, memoryview):
                     self.stats.blocks += 1
@@ -255,7 +259,7 @@ class Peers:
             if isinstance(came, memoryview):
                 return came
             # The store's refusal is for the owner's credentials, and this node has its own; so it asks the store.
-            if isinstance(came, StoreError) or silent == _TRIES:
+            if isinstance(came, StoreError):
                 break
         return None
 

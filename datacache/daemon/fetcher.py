@@ -21,6 +21,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from datacache.cluster.peer import SilenceBudget
 from datacache.cluster.peers import Peers
 from datacache.core.errors import DaemonError
 from datacache.core.ids import BLOCK_BYTES, BlockId, ObjectRef, block_count, block_id, block_length, object_id
@@ -414,9 +415,10 @@ class Fetcher:
         with self._lock:
             flight.asks_node = bool(before) and not flight.alone
             asks = flight.asks_node
-        found = peers.get(before, ref, number, dataset) if asks else None
+        patience = SilenceBudget(for_node=flight.alone)
+        found = peers.get(before, ref, number, dataset, patience) if asks else None
         flight.asks_node = False  # the store waits for no node
-        return found if found is not None else peers.get_earlier(id, ref, number, dataset)
+        return found if found is not None else peers.get_earlier(id, ref, number, dataset, patience)
 
     def _landed_meanwhile(self, id: BlockId, looked: int | None, *, ahead: bool) -> Data | None:
         """Return a block that landed between its caller's look and the beginning of this flight. Nobody wants the bytes

@@ -18,6 +18,7 @@ from datacache.core.errors import CacheError, UsageError
 from datacache.core.ids import BLOCK_BYTES, ObjectRef, block_id, object_id
 from datacache.daemon.fetcher import Fetcher, Reading
 from datacache.daemon.handover import Receiver
+from datacache.daemon.turns import Kind as TurnKind
 from datacache.exchange.auth import welcome
 from datacache.exchange.frames import Frame, Kind
 from datacache.exchange.server import Answer, FrameServer, error_answer
@@ -61,6 +62,7 @@ def serve_nodes(peers: Peers, fetcher: Fetcher) -> FrameServer:
         most_bytes=_MOST_REQUEST_BYTES,
         name="nodes",
         welcome=lambda frames: welcome(frames, peers.me),
+        crowded=lambda: fetcher.turns.crowded(TurnKind.NODE),
     )
     server.listen(listener)
     peers.join()

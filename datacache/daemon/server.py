@@ -44,6 +44,7 @@ from datacache.daemon.nodes import serve_nodes
 from datacache.daemon.orders.lookahead import Lookaheads
 from datacache.daemon.orders.plan_file import decode_header
 from datacache.daemon.pulse import Pulse
+from datacache.daemon.turns import Kind as TurnKind
 from datacache.daemon.turns import Sends
 from datacache.daemon.warmer import Warmer, snapshot_objects
 from datacache.daemon.whole_objects import WholeObjects
@@ -491,7 +492,12 @@ def _serve(settings: Settings, writer: TierWriter, catalog: Catalog, environment
     threading.Thread(target=import_store_clients, daemon=True).start()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: daemon.stopping.set())
-    server = FrameServer(daemon.answer, most_bytes=_MOST_REQUEST_BYTES, name="daemon")
+    server = FrameServer(
+        daemon.answer,
+        most_bytes=_MOST_REQUEST_BYTES,
+        name="daemon",
+        crowded=lambda: daemon.fetcher.turns.crowded(TurnKind.READ),
+    )
     # What is there is stale: we hold the lock.
     server.listen(ipc.listen(paths.socket_path(settings.home), backlog=512))
     with contextlib.ExitStack() as in_cluster:

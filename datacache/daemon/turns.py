@@ -175,10 +175,16 @@ class Turns:
             if not fetching:
                 self._beyond.discard(id(turn))
             if not use.fetching and not use.held_bytes:
-                del self._by_flow[_room_of(turn), turn.flow]
+                del self._by_flow[_room_of(turn.kind), turn.flow]
             waits = self._queued
         if waits:
             self._begin()
+
+    def crowded(self, kind: Kind) -> bool:
+        """Tell whether the next of the turns of a kind waits for nothing but the room that others have."""
+        with self._lock:
+            waits = bool(self._waiting[kind]) and self._all[kind].fetching < self._most[kind]
+            return waits and self._held_bytes(kind) + QUANTUM_BYTES > self._limit_bytes[kind]
 
     def open(self) -> None:
         """Let all begin at once: the daemon ends, and they are to notice."""
@@ -226,19 +232,23 @@ class Turns:
             return False
         if turn.kind is Kind.FILL and reads_wait:
             most = max(1, most // _FILLS_BEHIND_READS)
-        use = self._all[turn.kind]
-        held = use.held_bytes
-        if _room_of(turn) is Kind.READ:  # what is read ahead takes of the same bytes
-            held = self._all[Kind.READ].held_bytes + self._all[Kind.AHEAD].held_bytes
-        return use.fetching < most and (not held or held + turn.size_bytes <= self._limit_bytes[turn.kind])
+        held = self._held_bytes(turn.kind)
+        fits = not held or held + turn.size_bytes <= self._limit_bytes[turn.kind]
+        return self._all[turn.kind].fetching < most and fits
+
+    def _held_bytes(self, kind: Kind) -> int:
+        """Return the bytes of the room that turns of a kind have a part of."""
+        if _room_of(kind) is Kind.READ:  # what is read ahead takes of the same bytes
+            return self._all[Kind.READ].held_bytes + self._all[Kind.AHEAD].held_bytes
+        return self._all[kind].held_bytes
 
     def _use(self, turn: Turn) -> _Use:
-        return self._by_flow.setdefault((_room_of(turn), turn.flow), _Use())
+        return self._by_flow.setdefault((_room_of(turn.kind), turn.flow), _Use())
 
 
-def _room_of(turn: Turn) -> Kind:
-    """Return the kind of turns that this one shares its bytes with."""
-    return Kind.READ if turn.kind is Kind.AHEAD else turn.kind
+def _room_of(kind: Kind) -> Kind:
+    """Return the kind of turns that one of this kind shares its bytes with."""
+    return Kind.READ if kind is Kind.AHEAD else kind
 
 
 def _nothing() -> None:

@@ -72,11 +72,23 @@ class Connection:
 
     def answers(self, request: BlocksRequest) -> Iterator[tuple[int, memoryview | DatacacheError | Kind]]:
         """Yield the positions of a node's blocks and what came of each: first all in their order, with `Kind.WAIT` for
-        those that the node gets; then these. Between them it sends signs of life. See `blocks` for the end."""
+        those that the node gets; then these. Between them it sends signs of life. A refusal of the whole request is
+        the answer to each block that is left. See `blocks` for the end."""
         self.ask_blocks(request)
+        refusal: DatacacheError | None = None
+
+        def next_answer(at: int) -> memoryview | DatacacheError | Frame:
+            nonlocal refusal
+            if refusal is None:
+                try:
+                    return self._block(request, at)
+                except DatacacheError as exc:
+                    refusal = exc
+            return refusal
+
         later, positions = [], iter(range(len(request.blocks)))
         for at in positions:
-            came = self._block(request, at)
+            came = next_answer(at)
             if not isinstance(came, Frame):
                 yield at, came
                 continue
@@ -85,7 +97,7 @@ class Connection:
                 later += [each] if kind == Kind.WAIT else []
                 yield each, kind
         for at in later:
-            while isinstance(came := self._block(request, at), Frame):
+            while isinstance(came := next_answer(at), Frame):
                 if came.kind != Kind.WAIT:
                     raise FrameError(f"a block was announced, and answer {came.kind} came")
             yield at, came

@@ -24,6 +24,10 @@ _TLS = (b"\x15", b"\x16")
 _AT_ONCE_BYTES = 2**12
 _FIRST_BYTES = 2**20
 """The buffer that a body of unknown length begins with; it doubles as bytes come."""
+LEAST_BYTES = 2**16
+"""What is less than that in the time that a connection has is no progress: byte by byte, a block would never end."""
+_LOOK_AT_SENDS_S = 0.25
+"""The longest time between two looks at bytes that are not taken; those who wait for a request may sleep for longer."""
 _TIMEVAL = struct.Struct("@ll")
 Buffer = bytes | bytearray | memoryview
 Look = Callable[[], object]
@@ -72,6 +76,30 @@ class Deadline:
         self._watch()
 
 
+class Pace:
+    """The bytes that a connection has received and sent. Apart from the connection, as `Deadline` is."""
+
+    def __init__(self) -> None:
+        self.moved_bytes = self._marked_bytes = 0
+        self._since = time.monotonic()
+
+    def begin(self) -> None:
+        """Begin to watch: something is to move from now on."""
+        self._marked_bytes, self._since = self.moved_bytes, time.monotonic()
+
+    def moved_on(self) -> bool:
+        """Tell whether at least `LEAST_BYTES` have moved since `begin`, or since this was True last."""
+        moved = self.moved_bytes - self._marked_bytes >= LEAST_BYTES
+        if moved:
+            self.begin()
+        return moved
+
+    def stalled_s(self) -> float:
+        """Return since when it has not `moved_on`."""
+        self.moved_on()
+        return time.monotonic() - self._since
+
+
 class Frame(NamedTuple):
     """One frame that came, whole."""
 
@@ -112,8 +140,8 @@ class FrameSocket:
 
     def __init__(self, connection: socket.socket, *, look_every_s: float, receiving: Look, sending: Look) -> None:
         """`receiving` is called each time that nothing, or only a part of what is left of a frame, has come for
-        `look_every_s`; `sending` each time that nothing was taken."""
-        self.connection = connection
+        `look_every_s`; `sending` each time that little or nothing was taken: `pace.stalled_s` says since when."""
+        self.connection, self.pace = connection, Pace()
         self._left = memoryview(b"")  # what came behind the last frame
         connection.settimeout(None)
         self.wait(look_every_s, receiving, sending)
@@ -125,8 +153,11 @@ class FrameSocket:
             self.connection.settimeout(look_every_s)
             return
         # The kernel's timeouts: Python's own cost a second system call, and so a turn of the interpreter, each time.
-        value = _TIMEVAL.pack(int(look_every_s), int(1e6 * (look_every_s % 1)))
-        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+        for option, seconds in (
+            (socket.SO_RCVTIMEO, look_every_s),
+            (socket.SO_SNDTIMEO, min(look_every_s, _LOOK_AT_SENDS_S)),
+        ):
+            value = _TIMEVAL.pack(int(seconds), int(1e6 * (seconds % 1)))
             self.connection.setsockopt(socket.SOL_SOCKET, option, value)
 
     def look(self) -> None:
@@ -139,16 +170,21 @@ class FrameSocket:
 
     def send_parts(self, parts: Sequence[Buffer]) -> None:
         """Send bytes in parts: a frame, or more of a body that was announced. `OSError`."""
-        left = sum(map(len, parts))
+        left, waits = sum(map(len, parts)), False
         while True:
             try:
                 sent = self.connection.sendmsg(parts)
             except BlockingIOError:
-                self._sending()
-                continue
+                sent = 0
             left -= sent
             if not left:
                 return
+            if not waits:
+                self.pace.begin()
+                waits = True
+            self.pace.moved_bytes += sent
+            if sent < LEAST_BYTES:
+                self._sending()
             rest: list[Buffer] = []
             for part in parts:
                 if sent >= len(part):
@@ -219,6 +255,7 @@ class FrameSocket:
                 continue
             if not got:
                 raise ConnectionResetError("the other side closed the connection")
+            self.pace.moved_bytes += got
             if flags and got < len(buffers[0]):
                 self._receiving()  # a frame that comes byte by byte would never end
             return got

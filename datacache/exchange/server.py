@@ -27,8 +27,10 @@ _MOST_STRANGERS = 64
 them: a node needs milliseconds, and a flood from other addresses is its own enemy."""
 _INTRODUCTION_S = 5.0
 _TAKEN_IN_S = 3.0
-"""A reader that takes nothing of its answer for so long is hung up on, and asks again: until then it has of the room
-that others of its data set wait for."""
+"""A reader that takes nothing of its answer, or next to nothing, for so long is hung up on, and asks again: until then
+it has of the room that others of its data set wait for."""
+_CROWDED_TAKEN_IN_S = 0.25
+"""The same while others do wait for room."""
 _RETRY_S = 0.2
 _STOP_TIMEOUT_S = 1.0
 
@@ -56,10 +58,12 @@ class FrameServer:
         most_bytes: int,
         name: str = "exchange",
         welcome: Callable[[FrameSocket], object] | None = None,
+        crowded: Callable[[], bool] = lambda: False,
     ) -> None:
         """`most_bytes`: of a request's body. `welcome` has a caller prove who it is, or raises; it has five seconds
-        in all."""
+        in all. `crowded` tells whether requests wait for room that answers on their way have."""
         self._handler, self._most_bytes, self._name, self._welcome = handler, most_bytes, name, welcome
+        self._crowded = crowded
         self._closed = threading.Event()
         self._lock = threading.Lock()  # guards _strangers and _connections
         self._strangers: dict[FrameSocket, object] = {}  # and from which host
@@ -101,7 +105,8 @@ class FrameServer:
                 log.warning("the %s socket: %s", self._name, exc)
 
     def _hear(self, connection: socket.socket, host: str) -> None:
-        frames = FrameSocket(connection, look_every_s=_TAKEN_IN_S, receiving=_go_on, sending=_give_up)
+        frames = FrameSocket(connection, look_every_s=_TAKEN_IN_S, receiving=_go_on, sending=_go_on)
+        self._watch(frames)
         thread = threading.Thread(target=self._talk, args=(frames,), name=f"{self._name}-caller", daemon=True)
         with self._lock:
             full = len(self._connections) >= _MOST_CONNECTIONS and not self._end_one_locked(self._silent)
@@ -159,9 +164,20 @@ class FrameServer:
         deadline.give_up_at = time.monotonic() + _INTRODUCTION_S
         frames.wait(_INTRODUCTION_S / 10, deadline.look, deadline.look)
         self._welcome(frames)
-        frames.wait(_TAKEN_IN_S, _go_on, _give_up)
+        self._watch(frames)
         with self._lock:
             self._strangers.pop(frames, None)
+
+    def _watch(self, frames: FrameSocket) -> None:
+        """Wait for requests for as long as it takes, and hang up on who does not take the answers."""
+        pace = frames.pace
+
+        def look() -> None:
+            stalled_s = pace.stalled_s()
+            if stalled_s >= (_CROWDED_TAKEN_IN_S if self._crowded() else _TAKEN_IN_S):
+                raise TimeoutError(f"a reader took nothing of its answer for {stalled_s:.1f} s")
+
+        frames.wait(_TAKEN_IN_S, _go_on, look)
 
     def _answer(self, frames: FrameSocket, request: Frame) -> None:
         with contextlib.closing(self._handler(request)) as answers:
@@ -195,7 +211,3 @@ def error_answer(exc: Exception) -> Answer:
 
 def _go_on() -> None:
     """Wait for the next request for as long as it takes."""
-
-
-def _give_up() -> None:
-    raise TimeoutError(f"a reader took nothing of its answer for {_TAKEN_IN_S:g} s")

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from datacache.cluster.peer import MOST_S
+from datacache.core.ids import BLOCK_BYTES
 from datacache.daemon.client import DaemonClient
 from tests.cluster.three_nodes import Cluster, a_cluster, at_once, go_on, kill, shuffled, stop, until
 from tests.conformance.faults import Fault
@@ -52,6 +53,20 @@ def test_a_store_that_takes_seconds_is_asked_once_for_each_block(cluster: Cluste
     finally:
         go_on.set()
         cluster.proxy.heal()
+    assert data.gets() == len(data.blocks)
+
+
+@promise("An owner whose store is slow is waited for as long as it shows signs of life")
+def test_a_block_that_is_on_its_way_for_seconds_is_asked_for_once(cluster: Cluster) -> None:
+    data = cluster.data(sizes=[BLOCK_BYTES] * 2)
+    for node in cluster.network.nodes:
+        node.limit(24.0)  # a second and a half for a block
+    try:
+        for client in cluster.clients:
+            cluster.read(client, data)
+    finally:
+        for node in cluster.network.nodes:
+            node.limit(None)
     assert data.gets() == len(data.blocks)
 
 

@@ -14,12 +14,14 @@ from typing import Any
 import pytest
 
 from datacache.cluster import peer as peer_module
+from datacache.cluster import peers as peers_module
 from datacache.cluster.members import Member, StaticMembers
+from datacache.cluster.peer import Question, SilenceBudget, SilentError
 from datacache.cluster.peers import Peers
-from datacache.core.errors import DaemonError, StoreUnavailableError
+from datacache.core.errors import DaemonError, StoreUnavailableError, UsageError
 from datacache.core.ids import ObjectRef
 from datacache.exchange.auth import Identity, welcome
-from datacache.exchange.frames import Frame, FrameSocket, Kind, header
+from datacache.exchange.frames import LEAST_BYTES, Frame, FrameSocket, Kind, header
 from datacache.exchange.server import FrameServer
 from datacache.exchange.wire import BlocksRequest, Mode, checksum_of, encode_error
 from tests.daemon.test_fetcher import until
@@ -81,6 +83,9 @@ def answering(kind: Kind, head: bytes = b"", body: bytes = b"") -> Play:
     return lambda frames, request: frames.send(kind, request.number, head, body)
 
 
+REFUSING = answering(Kind.REFUSED, body=encode_error(UsageError("bad request: a later version asks so")))
+
+
 def get(peers: Peers, *members: Member) -> bytes | None:
     found = peers.get(list(members), REF, 0, "d")
     return None if found is None else bytes(found)
@@ -126,6 +131,7 @@ def test_a_wrong_answer_is_never_taken_and_the_next_node_is_asked(nodes: Nodes, 
 
 REFUSED = {
     "busy": answering(Kind.BUSY),
+    "no to the whole request": REFUSING,
     "absent": answering(Kind.ABSENT),
     "an error": answering(Kind.ERROR, body=encode_error(DaemonError("the cache daemon is stopping"))),
     "no known error": answering(Kind.ERROR, body=b'{"error": "Exit", "message": 7}'),
@@ -145,6 +151,29 @@ def test_a_node_that_gives_no_block_now_is_passed_over_and_asked_the_next_time(n
     assert get(peers, fickle, good) == CONTENT
     assert vars(peers.stats) == {"blocks": 1, "bytes": len(CONTENT), "missed": 1}
     assert get(peers, fickle) == CONTENT
+
+
+def test_a_node_that_refuses_requests_answers_and_is_asked_for_other_blocks(nodes: Nodes) -> None:
+    answers = iter([*[REFUSING] * 3, honest])
+    member = nodes.add(lambda frames, request: next(answers)(frames, request))
+    peers = nodes.peers()
+    assert [get(peers, member) for _ in range(4)] == [None, None, None, CONTENT]
+    assert peers.describe()["members"][1]["problem"] == ""
+
+
+def test_a_refusal_is_the_answer_to_each_block_that_is_left(nodes: Nodes) -> None:
+    refs = [REF._replace(key=str(number)) for number in range(5)]
+
+    def refuse_the_rest(frames: FrameSocket, request: Frame) -> None:
+        honest(frames, request)
+        frames.send(Kind.WAIT, request.number, (1).to_bytes(2, "big"))
+        REFUSING(frames, request)
+
+    with contextlib.closing(nodes.peers().connect(nodes.add(refuse_the_rest))) as connection:
+        answers = list(connection.answers(BlocksRequest([(ref, 0) for ref in refs], "d", "", Mode.OWNER)))
+    assert [at for at, _ in answers] == [0, 1, 2, 3, 4, 1, 2]
+    assert [came for _, came in answers[1:3]] == [Kind.WAIT] * 2
+    assert all(isinstance(came, UsageError) for _, came in answers[3:])
 
 
 def test_the_store_refuses_an_owner_once_and_no_other_node_asks_it_for_this_one(nodes: Nodes) -> None:
@@ -177,6 +206,46 @@ def test_a_node_that_falls_silent_while_it_gets_a_block_is_given_up(nodes: Nodes
     peers = nodes.peers()
     assert get(peers, dying, good) == CONTENT
     assert peers.stats.missed == 1
+
+
+@promise("Nodes that are silent cost a read about a second in all")
+def test_a_read_loses_a_second_to_silent_nodes_however_many_there_are(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    members, peers = [nodes.add(honest) for _ in range(5)], nodes.peers()
+    now_s, asked = [0.0], []
+
+    def stay_silent(_: object, question: Question) -> None:
+        asked.append(question.silence_s)
+        now_s[0] += question.silence_s
+        raise SilentError
+
+    monkeypatch.setattr(peer_module.OtherNode, "ask", stay_silent)
+    monkeypatch.setattr(peers_module.time, "monotonic", lambda: now_s[0])
+    patience = SilenceBudget()
+    assert peers.get(members, REF, 0, "d", patience) is None
+    assert peers.get_earlier(b"x" * 20, REF, 0, "d", patience) is None
+    assert len(asked) > 1
+    assert now_s[0] == sum(asked) == peer_module.MOST_S
+    assert peers.get(members[:1], REF, 0, "d") is None
+    assert asked[-1] == peer_module.MOST_S  # nobody else is left to ask
+
+
+@promise("An owner whose store is slow is waited for as long as it shows signs of life")
+@pytest.mark.parametrize("how", ["slow", "dripping"])
+def test_bytes_are_a_sign_of_life_unless_they_drip(nodes: Nodes, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer_module, "MOST_S", 0.4)
+    large, piece = bytes(16 * LEAST_BYTES), 2 * LEAST_BYTES if how == "slow" else 10
+    ref = REF._replace(size_bytes=len(large))
+
+    def send_slowly(frames: FrameSocket, request: Frame) -> None:
+        frames.send_parts([header(Kind.OK, request.number, 8, len(large)), checksum_of(large)])
+        for at in range(0, len(large), piece):  # takes twice as long as a node may be silent
+            nodes.over.wait(0.1)
+            frames.send_parts([large[at : at + piece]])
+
+    came = nodes.peers().get([nodes.add(send_slowly)], ref, 0, "d")
+    assert came == (large if how == "slow" else None)
 
 
 def test_an_owner_that_gets_a_block_for_ever_is_not_waited_for_longer_than_a_store(nodes: Nodes) -> None:

@@ -342,10 +342,10 @@ class Owner:
     def ranked_before_this(self, id, dataset):
         return self.members
 
-    def get(self, members, ref, number, dataset):
+    def get(self, members, ref, number, dataset, patience):
         self.asked()
 
-    def get_earlier(self, id, ref, number, dataset):
+    def get_earlier(self, id, ref, number, dataset, patience):
         return None
 
     def keeps(self, dataset):
@@ -393,12 +393,12 @@ class Others:
     def ranked_before_this(self, id, dataset):
         return ["owner"]
 
-    def get(self, members, ref, number, dataset):
+    def get(self, members, ref, number, dataset, patience):
         self.asked.append(ref)
         assert self.go_on.wait(30)
         return memoryview(b"y" * 10)
 
-    def get_earlier(self, id, ref, number, dataset):
+    def get_earlier(self, id, ref, number, dataset, patience):
         return None
 
     def keeps(self, dataset):

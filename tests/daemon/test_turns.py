@@ -169,6 +169,25 @@ def test_what_other_nodes_wait_for_has_room_of_its_own() -> None:
     assert [turn.kind for turn in log] == [Kind.READ, Kind.READ, Kind.NODE, Kind.NODE]
 
 
+@promise("Who takes nothing of an answer keeps no other reader waiting")
+def test_turns_are_crowded_while_they_wait_for_nothing_but_the_room_that_others_have() -> None:
+    turns, log = turns_of(3, read_blocks=2), Log()
+    turns.queue(log.turn("a"))
+    turns.queue(log.turn("a"))
+    for turn in log:
+        turns.fetched(turn)
+    assert not turns.crowded(Kind.READ)  # nobody waits
+    turns.queue(log.turn("a"))
+    assert turns.crowded(Kind.READ)
+    assert not turns.crowded(Kind.NODE)
+    turns.release(log[0])
+    assert not turns.crowded(Kind.READ)
+    busy = turns_of(1)
+    for _ in range(2):
+        busy.queue(log.turn("a"))
+    assert not busy.crowded(Kind.READ)  # the one waits for a get that is under way
+
+
 def test_nothing_is_left_of_what_has_ended() -> None:
     turns, log = turns_of(2), Log()
     for number in range(50):

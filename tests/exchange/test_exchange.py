@@ -210,6 +210,29 @@ def test_a_reader_that_does_not_take_its_answer_lets_go_of_it(impatient, raw, an
     assert caplog.records == []
 
 
+def test_a_reader_that_takes_its_answer_byte_by_byte_lets_go_of_it(monkeypatch, raw, answers):
+    monkeypatch.setattr(server_module, "_TAKEN_IN_S", 0.3)
+    body = BlocksRequest(WANTED, "d", "", Mode.READ).encode()
+    raw.sendall(header(Kind.BLOCKS, 1, 0, len(body)) + body)
+    while not answers.ended.wait(0.01):
+        assert raw.recv(1) or answers.ended.wait(30)
+
+
+@promise("Who takes nothing of an answer keeps no other reader waiting")
+def test_a_reader_that_takes_nothing_lets_go_at_once_while_others_wait_for_room(monkeypatch, tmp_path, answers):
+    monkeypatch.setattr(server_module, "_TAKEN_IN_S", 600.0)
+    crowded = threading.Event()
+    served = FrameServer(answers, most_bytes=MOST_BYTES, crowded=crowded.is_set)
+    served.listen(ipc.listen(tmp_path / "s", backlog=8))
+    with contextlib.closing(served), contextlib.closing(ipc.connect(tmp_path / "s", timeout_s=30)) as raw:
+        body = BlocksRequest(WANTED, "d", "", Mode.READ).encode()
+        raw.sendall(header(Kind.BLOCKS, 1, 0, len(body)) + body)
+        assert answers.begun.wait(30)
+        assert not answers.ended.is_set()
+        crowded.set()
+        assert answers.ended.wait(60)
+
+
 def test_a_header_alone_takes_no_memory_and_a_long_body_comes_whole():
     ours, theirs = socket.socketpair()
     frames = FrameSocket(ours, look_every_s=0.05, receiving=lambda: None, sending=lambda: None)
