@@ -93,6 +93,31 @@ def test_memory_of_a_large_block_is_used_again_and_not_faulted_in_anew():
     assert int(done.stdout) < 100  # 2 to 1,000 faults a block, as the kernel's pages are large or not
 
 
+@promise("Bytes in the daemon are bounded from the fetch until they were stored and sent")
+def test_memory_of_large_blocks_that_threads_took_is_given_back():
+    code = """if True:
+        import threading
+        from pathlib import Path
+        from datacache.core.ids import BLOCK_BYTES
+        from datacache.daemon import memory
+        def anonymous_kib():
+            return int(Path("/proc/self/status").read_text().partition("RssAnon:")[2].split()[0])
+        memory.tune()
+        before, barrier = anonymous_kib(), threading.Barrier(4)
+        def take():
+            blocks = [bytes(BLOCK_BYTES) + b"." for _ in range(4)]  # written to
+            barrier.wait()
+        threads = [threading.Thread(target=take) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        memory.trim()
+        print(anonymous_kib() - before)"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 2 * BLOCK_BYTES // 1024
+
+
 def ask(settings, ref: ObjectRef) -> socket.socket:
     """Ask for a block, and take no answer."""
     body = BlocksRequest([(ref, 0)], "greedy", "", Mode.READ).encode()
