@@ -137,13 +137,13 @@ class DaemonClient:
         dataset: str,
         snapshot: str,
         *,
-        part: tuple[int, int] | None = None,
+        span: tuple[int, int] | None = None,
         broken: bool = False,
     ) -> memoryview:
-        """Return the bytes of a block, or of a part of it, fetched if need be. Raises the store's errors, and
+        """Return the bytes of a block, or of a span of it, fetched if need be. Raises the store's errors, and
         `DaemonUnavailableError` if there is no daemon and none can be started."""
-        parts = () if part is None else (part,)
-        return self.blocks([(ref, number)], dataset, snapshot, parts=parts, broken=broken)[0]
+        spans = () if span is None else (span,)
+        return self.blocks([(ref, number)], dataset, snapshot, spans=spans, broken=broken)[0]
 
     def blocks(
         self,
@@ -151,14 +151,14 @@ class DaemonClient:
         dataset: str,
         snapshot: str,
         *,
-        parts: Sequence[tuple[int, int]] = (),
+        spans: Sequence[tuple[int, int]] = (),
         broken: bool = False,
     ) -> list[memoryview]:
-        """Return the bytes of up to `MOST_BLOCKS` blocks, or a part of each, fetched at once if need be. Raises as
+        """Return the bytes of up to `MOST_BLOCKS` blocks, or a span of each, fetched at once if need be. Raises as
         `block` does, for the first that cannot be had."""
 
         def ask() -> list[memoryview]:
-            found = self.blocks_or_errors(wanted, dataset, snapshot, parts=parts, broken=broken)
+            found = self.blocks_or_errors(wanted, dataset, snapshot, spans=spans, broken=broken)
             for block in found:
                 if isinstance(block, DatacacheError):
                     raise block
@@ -186,11 +186,11 @@ class DaemonClient:
         dataset: str,
         snapshot: str,
         *,
-        parts: Sequence[tuple[int, int]] = (),
+        spans: Sequence[tuple[int, int]] = (),
         broken: bool = False,
     ) -> list[memoryview | DatacacheError | None]:
         """As `blocks`, with the error of each that cannot be had in its place."""
-        request = BlocksRequest(wanted, dataset, snapshot, Mode.BROKEN if broken else Mode.READ, parts)
+        request = BlocksRequest(wanted, dataset, snapshot, Mode.BROKEN if broken else Mode.READ, spans)
 
         def talk(of: _Connection) -> list[memoryview | DatacacheError | None]:
             found = []
@@ -202,9 +202,9 @@ class DaemonClient:
         return self._ask(talk, timeout_s=self._block_timeout_s, introduce=True)
 
     def ask_block(
-        self, ref: ObjectRef, number: int, part: tuple[int, int], dataset: str, snapshot: str
+        self, ref: ObjectRef, number: int, span: tuple[int, int], dataset: str, snapshot: str
     ) -> AskedBlock | None:
-        """Ask for a part of a block and do not wait for it. None where only `block` can ask: no connection that the
+        """Ask for a span of a block and do not wait for it. None where only `block` can ask: no connection that the
         daemon knows is free."""
         try:
             connection = self._idle.get().pop()
@@ -214,7 +214,7 @@ class DaemonClient:
             self._keep(connection)
             return None
         connection.deadline.give_up_at = time.monotonic() + self._block_timeout_s
-        request = BlocksRequest([(ref, number)], dataset, snapshot, Mode.READ, [part])
+        request = BlocksRequest([(ref, number)], dataset, snapshot, Mode.READ, [span])
         try:
             return AskedBlock(connection, request, self._is_silent, self._keep)
         except (OSError, DatacacheError):

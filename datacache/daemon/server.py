@@ -211,7 +211,7 @@ class Daemon:
                     begun.append((self.fetcher.read(ref, number, dataset, here=not left), at, length))
                     ahead_bytes += length
                 reading, at, length = begun[0]
-                yield from self._sent(reading, slice(*request.part(at)), flow)
+                yield from self._sent(reading, slice(*request.span(at)), flow)
                 begun.popleft()
                 reading.close()
                 ahead_bytes -= length
@@ -219,9 +219,9 @@ class Daemon:
             for reading, *_ in begun:
                 reading.close()
 
-    def _sent(self, reading: Reading, part: slice, flow: str) -> Iterator[Answer]:
+    def _sent(self, reading: Reading, span: slice, flow: str) -> Iterator[Answer]:
         try:
-            data = memoryview(reading.data.result())[part]
+            data = memoryview(reading.data.result())[span]
         except Exception as exc:  # noqa: BLE001 - this block's answer; the others have their own
             yield error_answer(exc)
             return

@@ -43,24 +43,24 @@ class Mode(StrEnum):
 
 @dataclass(frozen=True)
 class BlocksRequest:
-    """A request for some blocks of one data set. `snapshot` is '' for none. `parts`: the first byte and the end of what
+    """A request for some blocks of one data set. `snapshot` is '' for none. `spans`: the first byte and the end of what
     is wanted of each block; empty for whole blocks."""
 
     blocks: Sequence[tuple[ObjectRef, int]]
     dataset: str
     snapshot: str
     mode: Mode
-    parts: Sequence[tuple[int, int]] = ()
+    spans: Sequence[tuple[int, int]] = ()
 
-    def part(self, at: int) -> tuple[int, int]:
+    def span(self, at: int) -> tuple[int, int]:
         """Return what is wanted of the block at a position."""
         ref, number = self.blocks[at]
-        return self.parts[at] if self.parts else (0, block_length(ref.size_bytes, number))
+        return self.spans[at] if self.spans else (0, block_length(ref.size_bytes, number))
 
     def encode(self) -> bytes:
         """Return the body of a `Kind.BLOCKS` frame."""
         wanted = [[*encode_ref(ref), number] for ref, number in self.blocks]
-        return json.dumps([self.mode.value, self.dataset, self.snapshot, wanted, *self.parts]).encode()
+        return json.dumps([self.mode.value, self.dataset, self.snapshot, wanted, *self.spans]).encode()
 
     @classmethod
     def decode(cls, body: bytes | memoryview) -> BlocksRequest:
@@ -70,8 +70,8 @@ class BlocksRequest:
             if not (0 < len(wanted) <= MOST_BLOCKS):
                 raise UsageError(f"bad request: 1 to {MOST_BLOCKS} blocks can be asked for, not {len(wanted)}")
             blocks = [(decode_ref(values[:-1]), values[-1]) for values in wanted]
-            parts = tuple((start, stop) for start, stop in given)
-            request = cls(blocks, expect_text(dataset), expect_text(snapshot), Mode(mode), parts)
+            spans = tuple((start, stop) for start, stop in given)
+            request = cls(blocks, expect_text(dataset), expect_text(snapshot), Mode(mode), spans)
         except (KeyError, TypeError, ValueError, RecursionError) as exc:
             if isinstance(exc, UsageError):
                 raise
@@ -81,9 +81,9 @@ class BlocksRequest:
                 raise UsageError(f"bad request: no object has {ref.size_bytes:,} bytes with blocks")
             if type(number) is not int or not 0 <= number < block_count(ref.size_bytes):
                 raise UsageError(f"bad request: there is no block {number!r} of an object of {ref.size_bytes:,} bytes")
-        if parts and (len(parts) != len(blocks) or request.mode.of_a_peer):
-            raise UsageError(f"bad request: {len(parts)} parts of {len(blocks)} blocks cannot be asked for")
-        for (ref, number), (start, stop) in zip(blocks, parts, strict=False):
+        if spans and (len(spans) != len(blocks) or request.mode.of_a_peer):
+            raise UsageError(f"bad request: {len(spans)} spans of {len(blocks)} blocks cannot be asked for")
+        for (ref, number), (start, stop) in zip(blocks, spans, strict=False):
             if not (type(start) is type(stop) is int and 0 <= start < stop <= block_length(ref.size_bytes, number)):
                 raise UsageError(f"bad request: block {number} of {ref.url} has no bytes {start!r} to {stop!r}")
         return request

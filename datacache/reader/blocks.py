@@ -67,7 +67,7 @@ class DaemonBlocks:
             local.counters.count(BROKEN_BLOCKS)
         local.counters.miss(stop - start)
         try:
-            data = self._client.block(ref, number, self._dataset, self._snapshot, part=(start, stop), broken=broken)
+            data = self._client.block(ref, number, self._dataset, self._snapshot, span=(start, stop), broken=broken)
         except (StoreAccessError, CorruptManifestError):
             # The daemon may have been started without the credentials, or with another catalog, than this process has.
             return None
@@ -79,14 +79,14 @@ class DaemonBlocks:
         local.refresh()
         return data
 
-    def ask(self, block: BlockId, ref: ObjectRef, number: int, part: tuple[int, int]) -> AskedBlock | None:
-        """Ask for a part of a block that the tiers' `view` has just not given, and do not wait for it. None where only
+    def ask(self, block: BlockId, ref: ObjectRef, number: int, span: tuple[int, int]) -> AskedBlock | None:
+        """Ask for a span of a block that the tiers' `view` has just not given, and do not wait for it. None where only
         `read` can get it, such as what is broken here."""
         if ref.store.startswith("memory://") or self._local.unread(block):
             return None
-        asked = self._client.ask_block(ref, number, part, self._dataset, self._snapshot)
+        asked = self._client.ask_block(ref, number, span, self._dataset, self._snapshot)
         if asked is not None:
-            self._local.counters.miss(part[1] - part[0])
+            self._local.counters.miss(span[1] - span[0])
         return asked
 
     def read_whole(self, wanted: Sequence[tuple[ObjectRef, int]]) -> list[memoryview | None]:
@@ -185,9 +185,9 @@ class NodeBlocks:
                 return data
         raise AssertionError("a store gives the bytes or raises")
 
-    def ask(self, block: BlockId, ref: ObjectRef, number: int, part: tuple[int, int]) -> AskedBlock | None:
+    def ask(self, block: BlockId, ref: ObjectRef, number: int, span: tuple[int, int]) -> AskedBlock | None:
         """See `DaemonBlocks.ask`."""
-        return self._daemon.ask(block, ref, number, part) if self._daemon is not None else None
+        return self._daemon.ask(block, ref, number, span) if self._daemon is not None else None
 
     def read_whole(self, wanted: Sequence[tuple[ObjectRef, int]]) -> list[memoryview | bytes | DatacacheError]:
         """Return whole blocks, or what `read` raises of each; those that are not on this node come together."""

@@ -55,8 +55,8 @@ class Answers:
                 if request.dataset == "changed" and number:
                     yield error_answer(ObjectChangedError("changed", url=ref.url, hint="again"))
                 else:
-                    part = slice(*request.part(request.blocks.index((ref, number))))
-                    yield Answer(Kind.OK, body=content(ref, number)[part])
+                    span = slice(*request.span(request.blocks.index((ref, number))))
+                    yield Answer(Kind.OK, body=content(ref, number)[span])
         finally:
             self.ended.set()
 
@@ -368,5 +368,5 @@ def test_a_request_with_a_wrong_field_is_wrong_usage(number):
 def test_a_request_comes_as_it_was_sent():
     request = BlocksRequest([*WANTED, (ObjectRef("file://", "x", 5, root=2), 0)], "d", "s", Mode.BROKEN)
     assert BlocksRequest.decode(request.encode()) == request
-    part = BlocksRequest(request.blocks[-1:], "d", "s", Mode.READ, ((1, 4),))
-    assert BlocksRequest.decode(part.encode()) == part
+    span = BlocksRequest(request.blocks[-1:], "d", "s", Mode.READ, ((1, 4),))
+    assert BlocksRequest.decode(span.encode()) == span
