@@ -39,10 +39,11 @@ _OBJECT_STORES = ("*",)
 _OF_THE_DAEMON = (
     *("DATACACHE_RAM_BYTES", "DATACACHE_SSD_BYTES", "DATACACHE_EVICTION", "DATACACHE_TTL_S", "DATACACHE_RAM_DIR"),
     *("DATACACHE_CONCURRENCY", "DATACACHE_STORE_TIMEOUT_S", "DATACACHE_PREFETCH", "DATACACHE_CHECK_MD5"),
-    *("DATACACHE_SHARES", "DATACACHE_SOURCES", "DATACACHE_CONFIG"),
+    *("DATACACHE_SHARES", "DATACACHE_SOURCES", "DATACACHE_CONFIG", "DATACACHE_PROCESSES"),
     *("DATACACHE_CLUSTER", "DATACACHE_LISTEN", "DATACACHE_CLUSTER_KEY_FILE", "DATACACHE_CLUSTER_MEMBERS"),
     *("DATACACHE_ZONE", "DATACACHE_NODE", "DATACACHE_CLUSTER_MODE", "DATACACHE_CLUSTER_TLS"),
 )
+_MOST_PROCESSES = 64
 EVICTION_POLICIES = ("keep", "lru", "ttl", "clairvoyant")
 _UNITS = {"": 1, "b": 1}
 for _power, _letter in enumerate("kmgtp", 1):
@@ -86,6 +87,8 @@ class Settings:
     """A tmpfs for the RAM tier."""
     concurrency: int = 64
     """Objects the daemon fetches at a time."""
+    processes: int = 0
+    """Processes that serve the cache, each a part of the objects; 0: one for eight cores, eight at most."""
     store_timeout_s: float = 30.0
     """How long one request to a store may take, and how long an unavailable store is retried."""
     prefetch: bool = True
@@ -297,6 +300,13 @@ def _positive(kind: type[int | float]) -> Any:
     return parse
 
 
+def _parse_processes(value: str | int) -> int:
+    number = int(_number(int, value))
+    if not 0 <= number <= _MOST_PROCESSES:
+        raise ValueError(f"{value!r} must be 0 to {_MOST_PROCESSES}")
+    return number
+
+
 def _seconds_or_none(value: str | float) -> float:
     number = _number(float, value)
     if number < 0:
@@ -351,6 +361,7 @@ _PARSERS: dict[str, Any] = {
     "ttl_s": _positive(float),
     "ram_dir": _path,
     "concurrency": _positive(int),
+    "processes": _parse_processes,
     "store_timeout_s": _positive(float),
     "prefetch": _parse_bool,
     "check_md5": _parse_bool,

@@ -1,4 +1,4 @@
-"""Which node owns a block, and which process of the node: weighted rendezvous hashing. Computation only, no clock.
+"""Which node owns a block: weighted rendezvous hashing. Computation only, no clock.
 
 Each member of a view has a score for each block; the lowest is the owner's, the next that of who stands in for it, and
 so on. A member that goes leaves its blocks to others and moves no other block; one that comes takes its share and moves
@@ -26,7 +26,6 @@ from datacache.cluster.members import DRAINING, SERVING, Member
 _MIX_1, _MIX_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _30, _27, _31, _11 = (np.uint64(bits) for bits in (30, 27, 31, 11))
 _LN_2_53 = 53 * float(np.log(2.0))
-_PART_SEED = 1
 _STOOD_IN = 4
 """Members of the best ranks of which one may have owned a block before."""
 _AT_A_TIME = 1 << 18
@@ -84,19 +83,6 @@ class Placement:
         (score, owner), *others = self._groups[0].best(hashed, _STOOD_IN if lately else 1)
         former = [member for better, member in self._leaving.best(hashed, 1) if better < score]
         return former + [member for _, member in others if member.since_ms <= owner.since_ms][:1]
-
-
-def part(id: bytes, parts: int) -> int:
-    """Return which of a node's `parts` serving processes a block belongs to: from 0, independent of which node owns it.
-
-    Jump consistent hashing (Lamping and Veach, 2014): from P to Q processes only the blocks move that have to.
-    """
-    key, found, following = xxh3_64_intdigest(id, seed=_PART_SEED), -1, 0
-    while following < parts:
-        found = following
-        key = (key * 2862933555777941757 + 1) & 0xFFFFFFFFFFFFFFFF
-        following = int((found + 1) * (2.0**31 / ((key >> 33) + 1)))
-    return found
 
 
 class _Group:

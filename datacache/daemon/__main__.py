@@ -1,4 +1,5 @@
-"""`python -m datacache.daemon [--wait]`: one daemon for the home in the settings, in the foreground.
+"""`python -m datacache.daemon [--wait]`: one daemon for the home in the settings, in the foreground. It starts
+the processes of other parts itself, with `--part`.
 
 With `--wait` it waits until another daemon of the home has ended instead of refusing: an upgrade starts it beside the
 old one. With `--check`, for liveness probes, it starts nothing and exits within seconds: 0 if the home's daemon
@@ -18,6 +19,7 @@ from datacache.core.logs import log_to_stderr
 from datacache.daemon import memory
 from datacache.daemon.client import DaemonClient
 from datacache.settings import keep_default_ssd_bytes, load_settings
+from datacache.tiers.parts import Part
 
 ALREADY_RUNNING = 3
 """Exit code: another daemon serves this home."""
@@ -29,6 +31,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m datacache.daemon", description="Serve one home.")
     parser.add_argument("--wait", action="store_true", help="wait until another daemon of the home has ended")
     parser.add_argument("--check", action="store_true", help="say whether the daemon answers; 0 or 1, in ten seconds")
+    parser.add_argument("--part", nargs=2, metavar=("NUMBER/OF", "PID"), help="serve a part, for the daemon PID")
     arguments = parser.parse_args()
     if arguments.check:
         return _check()
@@ -39,9 +42,13 @@ def main() -> int:
     with contextlib.suppress(OSError):  # a sandbox may refuse it
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     memory.tune()
-    from datacache.daemon.server import run
+    from datacache.daemon.server import run, run_part
 
     try:
+        if arguments.part:
+            number, of = map(int, arguments.part[0].split("/"))
+            run_part(load_settings(), Part(number, of), int(arguments.part[1]))
+            return 0
         keep_default_ssd_bytes(load_settings().home)
         run(load_settings(), wait=arguments.wait)
     except DaemonRunningError as exc:

@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 import weakref
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -30,7 +30,7 @@ from datacache.core.boot import stat_of
 from datacache.core.concurrency import PerProcess
 from datacache.core.disk import open_private, replace_file
 from datacache.core.errors import DaemonError, DaemonSilentError, DaemonUnavailableError, DatacacheError, StoreError
-from datacache.core.ids import ObjectRef
+from datacache.core.ids import ObjectRef, object_id
 from datacache.daemon import paths
 from datacache.daemon.keeper import keeper_answers
 from datacache.daemon.orders.plan_file import PlanHeader
@@ -40,6 +40,7 @@ from datacache.exchange.frames import Deadline, FrameError
 from datacache.exchange.wire import BlocksRequest, Mode
 from datacache.settings import Settings
 from datacache.store.credentials import store_fingerprint, told_variables
+from datacache.tiers.parts import part_of
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -66,13 +67,18 @@ start took, if that is more."""
 class _Connection(Connection):
     """A connection to the daemon that watches the daemon's pulse while it waits."""
 
-    def __init__(self, home: Path, watch: Callable[[], object]) -> None:
-        connection = ipc.connect(paths.socket_path(home), timeout_s=_CONNECT_TIMEOUT_S)
+    def __init__(self, home: Path, watch: Callable[[], object], part: int) -> None:
+        self.part = part
+        connection = ipc.connect(paths.socket_path(home, part), timeout_s=_CONNECT_TIMEOUT_S)
         self.deadline = Deadline("the daemon did not answer in time", watch=watch)
         """The end of all waiting, whatever the pulse."""
         super().__init__(connection, look=self.deadline.look, look_every_s=_LOOK_EVERY_S)
         self.introduced = False
         """True if the daemon was told over it how this process reaches stores."""
+
+
+class _PartAwayError(Exception):
+    """A part does not answer, or is not the one to ask any more: there are more or fewer now."""
 
 
 class AskedBlock:
@@ -115,14 +121,19 @@ class AskedBlock:
         self._connection.close()
 
 
+_Idle = defaultdict[int, deque[_Connection]]
+"""Connections to each part that no thread uses at the moment; the last is taken first."""
+
+
 class DaemonClient:
     """The daemon of one home. Any thread."""
 
     def __init__(self, settings: Settings, *, prepare: Callable[[], object] = lambda: None) -> None:
         """`prepare` is called in the thread of a caller that waits and may soon have to do without the daemon."""
         self._settings, self._prepare = settings, prepare
-        self._idle: PerProcess[deque[_Connection]] = PerProcess(deque)
-        """Connections that no thread uses at the moment; the last is taken first."""
+        self._idle: PerProcess[_Idle] = PerProcess(lambda: defaultdict(deque))
+        self._part_count = 0
+        """The parts of the daemon that answered last; 0 if they are not known."""
         # A get may take the store's whole patience, and wait behind others.
         self._block_timeout_s = 2 * settings.store_timeout_s + 10.0
         self._pulse = PerProcess(lambda: PulseWatch(settings.home))
@@ -190,16 +201,47 @@ class DaemonClient:
         broken: bool = False,
     ) -> list[memoryview | DatacacheError | None]:
         """As `blocks`, with the error of each that cannot be had in its place."""
-        request = BlocksRequest(wanted, dataset, snapshot, Mode.BROKEN if broken else Mode.READ, spans)
+        mode = Mode.BROKEN if broken else Mode.READ
+        end = time.monotonic() + self._block_timeout_s
+        while True:
+            try:
+                return self._ask_parts(BlocksRequest(wanted, dataset, snapshot, mode, spans))
+            except _PartAwayError:
+                if time.monotonic() > end:
+                    raise DaemonUnavailableError(
+                        f"a part of the cache daemon of {self._settings.home} does not answer",
+                        hint=f"Its log: {paths.log_path(self._settings.home)}",
+                    ) from None
 
-        def talk(of: _Connection) -> list[memoryview | DatacacheError | None]:
-            found = []
-            for block in of.blocks(request):
-                found.append(block)
-                of.deadline.give_up_at = time.monotonic() + self._block_timeout_s  # for each of them
-            return found
+    def _ask_parts(self, request: BlocksRequest) -> list[memoryview | DatacacheError | None]:
+        found: list[memoryview | DatacacheError | None] = [None] * len(request.blocks)
+        parts: dict[int, list[int]] = {}
+        for at, (ref, _) in enumerate(request.blocks):
+            parts.setdefault(self._part_of(ref), []).append(at)
 
-        return self._ask(talk, timeout_s=self._block_timeout_s, introduce=True)
+        def ask(left: list[tuple[int, list[int]]]) -> None:
+            """Ask the first part, and all others before its answers are taken, so that all are at work."""
+            (part, positions), others = left[0], left[1:]
+            own = request.only(positions)
+
+            def talk(of: _Connection) -> None:
+                if any(self._part_of(ref) != part for ref, _ in own.blocks):
+                    raise _PartAwayError  # it has become clear with the connection how many there are
+                of.ask_blocks(own)
+                if others:
+                    try:
+                        ask(others)
+                    except BaseException:
+                        of.close()
+                        raise
+                for nth, at in enumerate(positions):
+                    found[at] = of.asked_block(own, nth)
+                    of.deadline.give_up_at = time.monotonic() + self._block_timeout_s  # for each of them
+
+            self._ask(talk, timeout_s=self._block_timeout_s, introduce=True, part=part)
+
+        ask(list(parts.items()))
+        return found
 
     def ask_block(
         self, ref: ObjectRef, number: int, span: tuple[int, int], dataset: str, snapshot: str
@@ -207,7 +249,7 @@ class DaemonClient:
         """Ask for a span of a block and do not wait for it. None where only `block` can ask: no connection that the
         daemon knows is free."""
         try:
-            connection = self._idle.get().pop()
+            connection = self._idle.get()[self._part_of(ref)].pop()
         except IndexError:
             return None
         if not connection.introduced:
@@ -492,7 +534,13 @@ class DaemonClient:
         return self._ask(lambda of: of.ask(op, fields), timeout_s=timeout_s, **more)
 
     def _ask(
-        self, talk: Callable[[_Connection], T], *, timeout_s: float, start: bool = True, introduce: bool = False
+        self,
+        talk: Callable[[_Connection], T],
+        *,
+        timeout_s: float,
+        start: bool = True,
+        introduce: bool = False,
+        part: int = 0,
     ) -> T:
         """Ask again, and start the daemon again, while the daemon is away. `DaemonSilentError` as soon as it is silent.
         `talk` asks over a connection. With `introduce` the daemon is told first how this process reaches stores: for
@@ -502,7 +550,7 @@ class DaemonClient:
         while True:
             self._expect_no_silence()
             try:
-                return self._once(talk, max(0.0, end - time.monotonic()), introduce=introduce)
+                return self._once(talk, max(0.0, end - time.monotonic()), introduce=introduce, part=part)
             except OSError as exc:
                 if isinstance(exc, DatacacheError):
                     raise
@@ -518,6 +566,8 @@ class DaemonClient:
             time.sleep(random.uniform(0, delay))
             delay = min(2 * delay, 0.5)
             self.ensure(fresh=False)
+            if part:
+                raise _PartAwayError
 
     def _introduction(self) -> dict[str, Any] | None:
         """Return the variables to tell a daemon; None if something else runs it, or none is set."""
@@ -537,17 +587,26 @@ class DaemonClient:
         others = [name for name in changed if name not in body["variables"]]
         words = [f"with the {', '.join(ours)} of this shell"] if ours else []
         words += [f"without {', '.join(others)} (not set in this shell)"] if others else []
-        if words:
+        if words and not connection.part:
             log.warning("the daemon reaches stores %s from now on", " and ".join(words))
 
-    def _once(self, talk: Callable[[_Connection], T], timeout_s: float, *, introduce: bool = False) -> T:
-        idle = self._idle.get()
+    def _part_of(self, ref: ObjectRef) -> int:
+        if not self._part_count:
+            try:
+                self._part_count = int(paths.parts_path(self._settings.home).read_text())
+            except (OSError, ValueError):
+                self._part_count = 1
+        return part_of(object_id(ref), self._part_count) if self._part_count > 1 else 0
+
+    def _once(self, talk: Callable[[_Connection], T], timeout_s: float, *, introduce: bool = False, part: int = 0) -> T:
+        idle = self._idle.get()[part]
         try:
             connection = idle.pop()
         except IndexError:
             # Through a weak reference: a client that nobody holds hangs up at once, and not when garbage is collected.
             watch = functools.partial(DaemonClient._look, weakref.proxy(self))
-            connection = _Connection(self._settings.home, watch)
+            self._part_count = 0  # perhaps this is another daemon
+            connection = _Connection(self._settings.home, watch, part)
         connection.deadline.give_up_at = time.monotonic() + timeout_s
         try:
             if introduce and not connection.introduced:
@@ -565,7 +624,7 @@ class DaemonClient:
         return answer
 
     def _keep(self, connection: _Connection) -> None:
-        idle = self._idle.get()
+        idle = self._idle.get()[connection.part]
         if len(idle) < _MOST_IDLE:
             idle.append(connection)
         else:

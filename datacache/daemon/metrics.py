@@ -10,7 +10,7 @@ from datacache.cluster.peers import PeerStats
 from datacache.daemon.fetcher import LATENCY_BOUNDS_S
 
 
-def render_metrics(state: dict[str, Any], memory_bytes: int) -> str:
+def render_metrics(state: dict[str, Any]) -> str:
     """Return `/metrics` for the state that `/v1/cache` shows. It names no credential and no object."""
     lines: list[str] = []
 
@@ -84,5 +84,5 @@ def render_metrics(state: dict[str, Any], memory_bytes: int) -> str:
     )
     members = [(f'{{state="{state}"}}', float(states.count(state))) for state in STATES]
     metric("cluster_members", "gauge", "Nodes of the cluster that this node knows of, itself counted.", members)
-    metric("daemon_max_memory_bytes", "gauge", "Peak resident memory of the daemon.", memory_bytes)
+    metric("daemon_max_memory_bytes", "gauge", "Peak resident memory of the daemon.", state["memory_bytes"])
     return "\n".join(lines) + "\n"

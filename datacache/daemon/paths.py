@@ -5,9 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 
-def socket_path(home: Path) -> Path:
-    """Name the daemon's Unix socket."""
-    return home / "run" / "daemon.sock"
+def socket_path(home: Path, part: int = 0) -> Path:
+    """Name the Unix socket of the daemon, or of the process that serves another part."""
+    return home / "run" / (f"daemon-{part}.sock" if part else "daemon.sock")
+
+
+def parts_path(home: Path) -> Path:
+    """Name the file with the number of parts; there is none for a single one."""
+    return home / "run" / "parts"
 
 
 def keeper_socket_path(home: Path) -> Path:

@@ -17,11 +17,11 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -43,6 +43,7 @@ from datacache.daemon.mount_leases import MountLeases, holder
 from datacache.daemon.nodes import serve_nodes
 from datacache.daemon.orders.lookahead import Lookaheads
 from datacache.daemon.orders.plan_file import decode_header
+from datacache.daemon.parts import PartProcesses, add_up, ask_part, end_with
 from datacache.daemon.pulse import Pulse
 from datacache.daemon.turns import Kind as TurnKind
 from datacache.daemon.turns import Sends
@@ -59,7 +60,8 @@ from datacache.store.credentials import Environments, store_fingerprint
 from datacache.tiers.eviction import Shares
 from datacache.tiers.local import LocalBlocks
 from datacache.tiers.memory import counters_dir, remove_abandoned_dirs
-from datacache.tiers.recovery import open_tiers
+from datacache.tiers.parts import Part, parts_by_cores
+from datacache.tiers.recovery import open_part, open_tiers
 from datacache.tiers.writer import TierWriter
 
 log = logging.getLogger(__name__)
@@ -89,11 +91,14 @@ class Daemon:
         writer: TierWriter,
         catalog: Catalog,
         environments: Environments | None,
+        *,
         peers: Peers | None = None,
+        parts: PartProcesses | None = None,
     ) -> None:
         """`environments` takes what clients tell of reaching stores; None if they may not. `peers` are the other nodes
-        of the cluster, if it is in one."""
-        self._peers = peers
+        of the cluster, if it is in one; `parts` the processes of the other parts, if there are any."""
+        self._peers, self._parts, self._part = peers, parts, writer.part
+        concurrency = max(1, settings.concurrency // writer.part.of)
         self._settings, self._writer, self._catalog = settings, writer, catalog
         self._environments = environments
         self._local = LocalBlocks(settings.home, settings.ram_dir)
@@ -103,14 +108,16 @@ class Daemon:
             writer,
             self._local,
             self._stores.get,
-            settings.concurrency,
+            concurrency,
             flow_of=self._flow_of,
             whole=WholeObjects(writer, self._local, self._stores.get, md5=settings.check_md5),
             peers=peers,
         )
-        lru_bytes = settings.ssd_bytes if settings.eviction == "lru" else None
+        lru_bytes = writer.tiers[-1].budget_bytes if settings.eviction == "lru" else None
         self._lookaheads = Lookaheads(settings, writer, self.fetcher, self._open_manifest)
-        self._warmer = Warmer(self.fetcher, settings.concurrency, lru_bytes=lru_bytes, planned=self._lookaheads.planned)
+        self._warmer = Warmer(
+            self.fetcher, concurrency, lru_bytes=lru_bytes, planned=self._lookaheads.planned, part=writer.part
+        )
         self._leases = MountLeases(settings, open_catalog_url)
         self._sends = Sends()
         self._considered: set[str] = set()
@@ -124,12 +131,14 @@ class Daemon:
             "cache": self._cache,
             "metrics": self._metrics,
             "warm": self._warm,
+            "fill": self._fill,
             "jobs": self._jobs,
             "job": self._job,
             "cancel": self._cancel,
             "pin": self._pin,
             "unpin": self._unpin,
             "evict": self._evict,
+            "datasets": self._datasets,
             "mounts": self._mounts,
             "environment": self._environment,
             "stop": self._stop,
@@ -159,16 +168,17 @@ class Daemon:
         # A get takes the store's whole patience at most, and its last try as long again.
         if getting_s > 2 * self._settings.store_timeout_s + _GET_STUCK_S:
             return f"no get of a store has ended for {getting_s:.0f} s"
-        return ""
+        return self._parts.problem if self._parts is not None else ""
 
     def begin(self) -> None:
         """Show readers that this daemon answers, and start what it does on its own. To be called once it listens."""
-        self._pulse.start()
-        self._leases.start()
+        if not self._part.number:
+            self._pulse.start()
+            self._leases.start()
 
     def live(self) -> None:
         """Look after the daemon until it is told to stop."""
-        path = paths.socket_path(self._settings.home)
+        path = paths.socket_path(self._settings.home, self._part.number)
         inode = os.stat(path).st_ino
         counted = counters_dir(self._settings.home, self._settings.ram_dir)
         idle = memory.IdleTrim(lambda: (self.fetcher.stats.fetched, self._answered))
@@ -178,9 +188,11 @@ class Daemon:
             if _deleted(path, inode):
                 log.warning("%s was deleted: stopping, so that another daemon can start", path)
                 self.stopping.set()
+            if self._parts is not None:
+                self._parts.look()
             if second % _TRIM_EVERY_S == 0:
                 idle.look()
-            if second % _FOLD_EVERY_S == 0:
+            if second % _FOLD_EVERY_S == 0 and not self._part.number:
                 counters.fold(counted)  # of ended processes
 
     def close(self) -> None:
@@ -243,7 +255,26 @@ class Daemon:
         if not self._lookaheads.planned(f"{dataset}@{snapshot}"):
             self._considered.add(snapshot)
             with contextlib.suppress(RuntimeError):  # it is being closed
-                self._chores.submit(self._fill_if_it_fits, dataset, snapshot)
+                self._chores.submit(self._fill_all_parts, dataset, snapshot)
+
+    def _fill_all_parts(self, dataset: str, snapshot: str) -> None:
+        fields = {"dataset": dataset, "snapshot": snapshot}
+        if self._part.number:
+            with contextlib.suppress(OSError, DatacacheError):  # it ends, and this process with it
+                ask_part(self._settings.home, 0, lambda of: of.ask("fill", fields))
+            return
+        self._fill_if_it_fits(dataset, snapshot)
+        self._of_parts("fill", fields)
+
+    def _fill(self, fields: Fields) -> Result:
+        """Start warming a snapshot for another part, to which it was new."""
+        dataset, snapshot = fields.text("dataset"), fields.text("snapshot")
+        if self._part.number:
+            self._considered.add(snapshot)
+            self._chores.submit(self._fill_if_it_fits, dataset, snapshot)
+        else:
+            self._consider(dataset, snapshot)
+        return {}
 
     def _fill_if_it_fits(self, dataset: str, id: str) -> None:
         """Warm the rest of a snapshot, behind the reads that wait."""
@@ -252,7 +283,7 @@ class Daemon:
             ssd = self._writer.tiers[-1]
             keeps = self._settings.eviction in ("keep", "clairvoyant")
             room = ssd.budget_bytes - (ssd.used_bytes if keeps else 0)
-            if manifest.root.total_bytes <= room or keeps:
+            if manifest.root.total_bytes / self._part.of <= room or keeps:
                 self._warmer.start(f"{dataset}@{id[:12]}", dataset, manifest, background=True)
         except DatacacheError as exc:
             self._considered.discard(id)  # the next read tries again
@@ -267,32 +298,37 @@ class Daemon:
 
     def _warm(self, fields: Fields) -> Result:
         record, manifest = self._open(fields)
-        return asdict(self._warmer.start(record.ref, record.dataset, manifest))
+        job = self._warmer.start(record.ref, record.dataset, manifest, id=fields.optional_text("id"))
+        self._of_parts("warm", {"ref": record.ref, "id": job.id})
+        return asdict(job)
 
     def _lookahead(self, body: memoryview) -> Result:
+        if self._parts is not None:
+            self._parts.upload("lookahead", body)
         header, rest = decode_header(body)
         self._lookaheads.add(header, np.frombuffer(rest, "<u4").reshape(-1, header.columns))
         return {"id": header.id}
 
     def _cancel(self, fields: Fields) -> Result:
         self._warmer.cancel(fields.text("id"))
+        self._of_parts("cancel", {"id": fields.text("id")})
         return self._job(fields, hint="See: dsctl jobs")
 
     def _job(self, fields: Fields, hint: str = "The daemon was restarted; ask for it again.") -> Result:
         job = self._warmer.job(fields.text("id"))
         if job is None:
             raise SnapshotNotFoundError("there is no such job", hint=hint)
-        return asdict(job)
+        return self._added_up("job", asdict(job), {"id": job.id})
 
     def _jobs(self, _: Fields) -> Result:
-        return self._job_state()
+        return self._added_up("jobs", self._job_state())
 
     def _job_state(self) -> dict[str, Any]:
         silences = [silence._asdict() for silence in self._stores.silences()]
         return {"jobs": [asdict(job) for job in self._warmer.jobs()], "silent_stores": silences}
 
     def _cache(self, _: Fields) -> Result:
-        return self._written(self._cache_state)
+        return self._added_up("cache", self._written(self._cache_state))
 
     def _cache_state(self) -> dict[str, Any]:
         counted = counters.totals(counters_dir(self._settings.home, self._settings.ram_dir))
@@ -302,7 +338,7 @@ class Daemon:
         datasets: dict[str, int] = {}
         for container in self._writer.tiers[-1].containers.values():
             datasets[container.dataset] = datasets.get(container.dataset, 0) + container.disk_bytes
-        return {
+        state: dict[str, Any] = {
             "policy": self._settings.eviction,
             "tiers": [
                 {
@@ -310,7 +346,7 @@ class Daemon:
                     "folder": str(tier.folder),
                     "used_bytes": tier.used_bytes,
                     "budget_bytes": tier.budget_bytes,
-                    "blocks": self._writer.count_blocks(tier.name),
+                    "blocks": 0 if self._part.number else self._writer.count_blocks(tier.name),  # of all parts
                     "containers": len(tier.containers),
                     "evicted_bytes": tier.evicted_bytes,
                     "problem": tier.problem,
@@ -318,29 +354,44 @@ class Daemon:
                 for tier in self._writer.tiers
             ],
             "datasets": [{"name": name, "ssd_bytes": size} for name, size in sorted(datasets.items())],
-            "pins": sorted(self._writer.pins()),
-            "reads": counted | {"hits": hits, "hit_rate": hits / reads if reads else None},
-            "loader": loader,
+            "memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
             "checks": dict(zip(("right", "wrong"), TALLY.counts(), strict=True)),
             "fetched": vars(self.fetcher.stats) | {"under_way": self.fetcher.under_way},
             "plans": self._lookaheads.plans(),
             "lookahead": vars(self._lookaheads.stats) | {"moved_bytes": self._lookaheads.moved_bytes},
-            "cluster": self._peers.describe() if self._peers is not None else None,
             **self._job_state(),
         }
+        if self._part.number:
+            return state
+        return state | {
+            "pins": sorted(self._writer.pins()),
+            "reads": counted | {"hits": hits, "hit_rate": hits / reads if reads else None},
+            "loader": loader,
+            "cluster": self._peers.describe() if self._peers is not None else None,
+        }
+
+    def _of_parts(self, op: str, fields: object = None) -> list[dict[str, Any]]:
+        return self._parts.ask(op, fields) if self._parts is not None else []
+
+    def _added_up(self, op: str, mine: dict[str, Any], fields: object = None) -> dict[str, Any]:
+        """Return what all parts say, of which `mine` is this one's."""
+        others = self._of_parts(op, fields)
+        return cast("dict[str, Any]", add_up([mine, *others])) if others else mine
 
     def _pin(self, fields: Fields) -> Result:
         record, manifest = self._open(fields)
         # The writer goes on meanwhile.
         objects = [id for _, id in snapshot_objects(manifest)]
         self._written(lambda: self._writer.pin(record.ref, record.dataset, objects))
+        self._of_parts("pin", {"ref": record.ref})
         return {"ref": record.ref, "pinned": True}
 
     def _unpin(self, fields: Fields) -> Result:
         ref = fields.text("ref")
-        if ref not in self._writer.pins():
+        if ref not in self._writer.pins() and not self._part.number:
             ref = resolve(self._catalog, ref).ref
         known = self._written(lambda: self._writer.unpin(ref))
+        self._of_parts("unpin", {"ref": ref})
         return {"ref": ref, "pinned": False, "was_pinned": known}
 
     def _evict(self, fields: Fields) -> Result:
@@ -350,16 +401,18 @@ class Daemon:
         if pinned:
             raise UsageError(f"{dataset} is pinned ({', '.join(pinned)})", hint=f"dsctl cache unpin {pinned[0]}")
         if dataset:
-            held = self._written(
-                lambda: {one.dataset for tier in self._writer.tiers for one in tier.containers.values()}
-            )
-            if dataset not in held and self._catalog.dataset(dataset) is None:
+            held = {found["name"] for found in self._added_up("datasets", self._datasets(fields))["datasets"]}
+            if dataset not in held and not self._part.number and self._catalog.dataset(dataset) is None:
                 here = f"This node has something of: {', '.join(sorted(held))}."
                 hint = here if held else "This node has nothing cached."
                 raise SnapshotNotFoundError(f"there is no dataset {dataset!r}", ref=dataset, hint=hint)
-        freed = self._written(lambda: self._writer.evict(dataset))
+        freed = {"freed_bytes": self._written(lambda: self._writer.evict(dataset))}
         self._considered.clear()
-        return {"freed_bytes": freed}
+        return self._added_up("evict", freed, {"ref": dataset})
+
+    def _datasets(self, _: Fields) -> dict[str, Any]:
+        held = self._written(lambda: {one.dataset for tier in self._writer.tiers for one in tier.containers.values()})
+        return {"datasets": [{"name": name} for name in held]}
 
     def _health(self, _: Fields) -> Result:
         return {
@@ -375,9 +428,7 @@ class Daemon:
         }
 
     def _metrics(self, _: Fields) -> Result:
-        state = self._written(self._cache_state)
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        return render_metrics(state, peak).encode()
+        return render_metrics(self._added_up("cache", self._written(self._cache_state))).encode()
 
     def _mounts(self, _: Fields) -> Result:
         return {"mounts": self._leases.renew()}
@@ -391,6 +442,7 @@ class Daemon:
             )
         changed = self._environments.put(fields.mapping("variables"))
         if changed:
+            self._of_parts("environment", {"variables": fields.mapping("variables")})
             log.info("stores are reached with another shell's %s from now on", ", ".join(changed))
             self._considered.clear()
         return {"changed": changed}
@@ -429,8 +481,9 @@ def _deleted(path: Path, inode: int) -> bool:
 
 
 @contextlib.contextmanager
-def hold_lock(settings: Settings, *, wait: bool = False) -> Iterator[None]:
-    """Be the only daemon of a home. `DaemonRunningError` if there is another, unless its end is to be waited for."""
+def hold_lock(settings: Settings, *, wait: bool = False) -> Iterator[Sequence[int]]:
+    """Be the only daemon of a home; who has the descriptors holds the lock. `DaemonRunningError` if there is another,
+    unless its end is to be waited for."""
     path = paths.lock_path(settings.home)
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -455,7 +508,7 @@ def hold_lock(settings: Settings, *, wait: bool = False) -> Iterator[None]:
                 lockfile.take(held)
         os.ftruncate(fd, 0)
         os.pwrite(fd, str(os.getpid()).encode(), 0)
-        yield
+        yield home, fd
     finally:
         os.close(fd)
         os.close(home)
@@ -469,7 +522,7 @@ def run(settings: Settings, *, wait: bool = False) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard if hard != resource.RLIM_INFINITY else max(soft, 65536), hard))
     with contextlib.ExitStack() as stack:
-        stack.enter_context(hold_lock(settings, wait=wait))
+        held = stack.enter_context(hold_lock(settings, wait=wait))
         keeper = Keeper(settings.home)  # before the tiers are opened, which may take a while, to after they are closed
         keeper.start()
         stack.callback(keeper.close)
@@ -477,7 +530,30 @@ def run(settings: Settings, *, wait: bool = False) -> None:
         writer = stack.enter_context(open_tiers(settings))
         catalog = open_catalog_url(settings.catalog, blob_cache_dir=settings.home)
         stack.callback(catalog.close)
+        parts = None
+        count = 1 if settings.cluster else settings.processes or parts_by_cores()
+        if count > 1:
+            parts = PartProcesses(settings, writer.divide(count), held, environments)
+            stack.callback(parts.stop)
+            parts.start()
+        _serve(settings, writer, catalog, environments, parts)
+    _end()
+
+
+def run_part(settings: Settings, part: Part, parent: int) -> None:
+    """Serve a part but the first for the daemon whose process id is `parent`, and no longer than that lives. Raises as
+    `run` does."""
+    end_with(parent)
+    environments = None if settings.daemon == "external" else Environments.take_from(os.environ)
+    with contextlib.ExitStack() as stack:
+        writer = stack.enter_context(open_part(settings, part))
+        catalog = open_catalog_url(settings.catalog, blob_cache_dir=settings.home)
+        stack.callback(catalog.close)
         _serve(settings, writer, catalog, environments)
+    _end()
+
+
+def _end() -> None:
     if threading.active_count() > 1:
         # Gets from a store that is away, asleep between two tries: all is written and closed, nobody waits for them.
         logging.shutdown()
@@ -485,9 +561,16 @@ def run(settings: Settings, *, wait: bool = False) -> None:
         os._exit(0)
 
 
-def _serve(settings: Settings, writer: TierWriter, catalog: Catalog, environments: Environments | None) -> None:
+def _serve(
+    settings: Settings,
+    writer: TierWriter,
+    catalog: Catalog,
+    environments: Environments | None,
+    parts: PartProcesses | None = None,
+) -> None:
     peers = open_peers(settings, holder(settings.home))
-    daemon = Daemon(settings, writer, catalog, environments, peers)
+    daemon = Daemon(settings, writer, catalog, environments, peers=peers, parts=parts)
+    socket = paths.socket_path(settings.home, writer.part.number)
     # What the first fetch needs takes a while to import: have it ready by then.
     threading.Thread(target=import_store_clients, daemon=True).start()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -499,7 +582,7 @@ def _serve(settings: Settings, writer: TierWriter, catalog: Catalog, environment
         crowded=lambda: daemon.fetcher.turns.crowded(TurnKind.READ),
     )
     # What is there is stale: we hold the lock.
-    server.listen(ipc.listen(paths.socket_path(settings.home), backlog=512))
+    server.listen(ipc.listen(socket, backlog=512))
     with contextlib.ExitStack() as in_cluster:
         if peers is not None:
             in_cluster.callback(peers.close)
@@ -509,6 +592,6 @@ def _serve(settings: Settings, writer: TierWriter, catalog: Catalog, environment
         log.info("serving %s (pid %d)", settings.home, os.getpid())
         daemon.live()
         log.info("stopping")
-        paths.socket_path(settings.home).unlink(missing_ok=True)
+        socket.unlink(missing_ok=True)
     daemon.close()
     server.close()

@@ -18,6 +18,8 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from xxhash import xxh3_64_hexdigest
+
 from datacache.core.errors import (
     DatacacheError,
     ObjectChangedError,
@@ -29,6 +31,7 @@ from datacache.core.errors import (
 from datacache.core.ids import BLOCK_BYTES, BlockId, ObjectId, ObjectRef, block_count, block_id, block_length, object_id
 from datacache.daemon.fetcher import Fetcher
 from datacache.manifest.reader import Manifest
+from datacache.tiers.parts import Part
 
 log = logging.getLogger(__name__)
 _BACKGROUND_THREADS = 16
@@ -80,10 +83,12 @@ class Warmer:
         *,
         lru_bytes: int | None = None,
         planned: Callable[[str], bool] = lambda _ref: False,
+        part: Part = Part(),  # noqa: B008 - immutable
     ) -> None:
         """`lru_bytes`: the room in tiers that make room by themselves, so that a larger snapshot would push out its own
         beginning. `planned` tells whether a snapshot is being fetched in a published order, which jobs in the
-        background wait for."""
+        background wait for. Objects of other parts are theirs to warm."""
+        self._part = part
         self._fetcher = fetcher
         self._planned = planned
         self._lru_bytes = lru_bytes
@@ -103,16 +108,21 @@ class Warmer:
         with self._lock:
             return list(self._jobs.values())
 
-    def start(self, ref: str, dataset: str, manifest: Manifest, *, background: bool = False) -> WarmJob:
-        """Start warming, or join the job that warms the same snapshot already."""
+    def start(self, ref: str, dataset: str, manifest: Manifest, *, background: bool = False, id: str = "") -> WarmJob:
+        """Start warming, or join the job that warms the same snapshot already. `id`: by which the job is to be known,
+        too."""
         with self._lock:
             running = self._by_ref.get(ref)
             # Somebody who waits does not join a job that gives up when the tiers are full.
             joined = running is not None and running.state == "running" and not running.cancelled
             if running is not None and joined and (background or not running.background):
+                if id:
+                    self._jobs[id] = running
                 return running
-            job = WarmJob(id=secrets.token_hex(6), ref=ref, background=background)
-            job.files_total, job.bytes_total = manifest.root.files, manifest.root.total_bytes
+            # Jobs that parts begin on their own have one id in all.
+            id = id or (xxh3_64_hexdigest(ref.encode()) if background else secrets.token_hex(6))
+            job = WarmJob(id=id, ref=ref, background=background)
+            job.files_total, job.bytes_total = self._share(manifest.root.files), self._share(manifest.root.total_bytes)
             if self._lru_bytes is not None and job.bytes_total > self._lru_bytes:
                 job.enough_bytes = self._lru_bytes
             self._jobs[job.id] = self._by_ref[ref] = job
@@ -123,6 +133,10 @@ class Warmer:
             self._threads.append(thread)
             thread.start()
         return job
+
+    def _share(self, whole: int) -> int:
+        """Return this part's share of a number, about; those of all parts together are exact."""
+        return (whole + self._part.number) // self._part.of
 
     def cancel(self, id: str) -> None:
         """Have a job end soon, if there is one; the cache keeps its blocks."""
@@ -139,7 +153,7 @@ class Warmer:
 
     def _run(self, job: WarmJob, dataset: str, manifest: Manifest) -> None:
         try:
-            warming = _Warming(job, dataset, manifest, self._fetcher, self._stopping)
+            warming = _Warming(job, dataset, manifest, self._fetcher, part=self._part, stopping=self._stopping)
             if job.background:
                 warming.run(min(_BACKGROUND_THREADS, self._concurrency), lambda: self._planned(job.ref))
             else:
@@ -155,8 +169,16 @@ class _Warming:
     """One job at work."""
 
     def __init__(
-        self, job: WarmJob, dataset: str, manifest: Manifest, fetcher: Fetcher, stopping: threading.Event
+        self,
+        job: WarmJob,
+        dataset: str,
+        manifest: Manifest,
+        fetcher: Fetcher,
+        *,
+        part: Part,
+        stopping: threading.Event,
     ) -> None:
+        self._part = part
         self._job, self._dataset, self._manifest, self._fetcher = job, dataset, manifest, fetcher
         self._stopping = stopping
         self._not_kept_bytes = 1 if job.background else _NOT_KEPT_BYTES
@@ -201,7 +223,7 @@ class _Warming:
             job.state = "done"
 
     def _blocks(self) -> Iterator[Item]:
-        for ref, obj in snapshot_objects(self._manifest):
+        for ref, obj in self._objects():
             for number in range(block_count(ref.size_bytes)):
                 if number and obj in self._lost:
                     break
@@ -220,9 +242,15 @@ class _Warming:
                 elif not item[1] or object_id(item[0]) not in self._lost:
                     yield item, looked
 
+    def _objects(self) -> Iterator[tuple[ObjectRef, ObjectId]]:
+        return (found for found in snapshot_objects(self._manifest) if self._part.has(found[1]))
+
     def _missing(self) -> int:
-        missing = 0
-        for ref, obj in snapshot_objects(self._manifest):
+        """Return the bytes that are not here, and note how many there are in all."""
+        missing = files = size_bytes = 0
+        for ref, obj in self._objects():
+            files += 1
+            size_bytes += ref.size_bytes
             blocks = block_count(ref.size_bytes)
             looked_at = min(blocks, self._lost.get(obj, blocks))
             if looked_at < blocks:
@@ -233,6 +261,8 @@ class _Warming:
                     missing += block_length(ref.size_bytes, number)
                 if self._stopping.is_set() or self._job.cancelled:
                     return missing
+        if self._part.of > 1:  # it was about right until now
+            self._job.files_total, self._job.bytes_total = files, size_bytes
         return missing
 
     def _over(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -56,6 +56,13 @@ class BlocksRequest:
         """Return what is wanted of the block at a position."""
         ref, number = self.blocks[at]
         return self.spans[at] if self.spans else (0, block_length(ref.size_bytes, number))
+
+    def only(self, positions: Sequence[int]) -> BlocksRequest:
+        """Return the request for those of the blocks that are at some positions."""
+        if len(positions) == len(self.blocks):
+            return self
+        spans = [self.spans[at] for at in positions] if self.spans else ()
+        return replace(self, blocks=[self.blocks[at] for at in positions], spans=spans)
 
     def encode(self) -> bytes:
         """Return the body of a `Kind.BLOCKS` frame."""

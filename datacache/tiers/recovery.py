@@ -29,7 +29,8 @@ from datacache.settings import Settings
 from datacache.tiers import containers, layout
 from datacache.tiers.eviction import Shares
 from datacache.tiers.index import TIER_NAMES, UNCHECKED, Index, forget_index, open_index
-from datacache.tiers.memory import AccessTable, held_memory_dir
+from datacache.tiers.memory import AccessTable, held_memory_dir, memory_dir
+from datacache.tiers.parts import Part
 from datacache.tiers.tier import Container, Pins, Tier
 from datacache.tiers.writer import TierWriter, read_pins
 
@@ -89,9 +90,29 @@ def _opened(settings: Settings, held: contextlib.ExitStack) -> Iterator[TierWrit
             forget_index(index.folder)
 
 
-def _writer(settings: Settings, index: Index, folders: dict[str, Path], *, check: bool) -> TierWriter:
+@contextlib.contextmanager
+def open_part(settings: Settings, part: Part) -> Iterator[TierWriter]:
+    """Yield the writer of a part but the first, whose process has the tiers of all open. The budgets in the settings
+    are the part's own. `CacheError`."""
+    memory = memory_dir(settings.home, settings.ram_dir)
+    folders = {"ram": memory, "ssd": layout.ssd_dir(settings.home)}
+    writer = _writer(settings, open_index(layout.index_dir(memory), writable=True), folders, check=False, part=part)
+    try:
+        yield writer
+    finally:
+        writer.close()
+
+
+def _writer(
+    settings: Settings,
+    index: Index,
+    folders: dict[str, Path],
+    *,
+    check: bool,
+    part: Part = Part(),  # noqa: B008 - immutable
+) -> TierWriter:
     access = AccessTable(folders["ram"] / "access.bin")
-    overhead = {"ram": lambda: 0, "ssd": lambda: index.size_bytes() + _INDEX_SLACK}  # its copy
+    overhead = {"ram": lambda: 0, "ssd": lambda: (index.size_bytes() + _INDEX_SLACK) // part.of}  # its copy
     budgets = {"ram": settings.ram_bytes, "ssd": settings.ssd_bytes}
     tiers = [
         Tier(
@@ -107,6 +128,7 @@ def _writer(settings: Settings, index: Index, folders: dict[str, Path], *, check
             bounce=containers.Bounce(_BOUNCE_BYTES) if name == "ssd" else None,
             check=check,
             shares=Shares(settings.shares),
+            part=part,
         )
         for name in TIER_NAMES
     ]
@@ -119,7 +141,7 @@ def _writer(settings: Settings, index: Index, folders: dict[str, Path], *, check
         tier.shrunk_bytes = tier.evicted_bytes
         if tier.shrunk_bytes:
             log.warning("evicted %d bytes of %s: it may take %d only", tier.shrunk_bytes, tier.name, tier.budget_bytes)
-    return TierWriter(index, tiers, layout.pins_file(settings.home))
+    return TierWriter(index, tiers, layout.pins_file(settings.home), part)
 
 
 def _check_format(folder: Path) -> bool:

@@ -27,6 +27,7 @@ from datacache.tiers.health import health_of
 from datacache.tiers.index import Index, unchecked_key
 from datacache.tiers.layout import DISK_BLOCK, OBJECT_FILE, Location, aligned, container_name
 from datacache.tiers.memory import AccessTable
+from datacache.tiers.parts import Part, part_of_container
 
 log = logging.getLogger(__name__)
 _SUSPENDED_S = 30.0
@@ -121,15 +122,17 @@ class Tier:
         bounce: Bounce | None = None,
         check: bool = False,
         shares: Shares | None = None,
+        part: Part = Part(),  # noqa: B008 - immutable
     ) -> None:
-        """`check`: the index was not closed cleanly, so look for entries whose container it does not have."""
+        """`part`: which containers are its own. `check`: the index was not closed cleanly, so look for entries whose
+        container it does not have."""
         self.name, self.folder, self.budget_bytes = name, folder, budget_bytes
         self.shrunk_bytes = 0
         """The bytes that were evicted at the start, because the budget was lowered."""
         self._policy, self._ttl_s = policy, ttl_s
         self._index, self._access, self._overhead = index, access, overhead
         self._db = index.blocks[name]
-        self._shares = shares or Shares()
+        self._shares, self._part = shares or Shares(), part
         self._used_by: dict[str, int] = {}
         """Bytes of containers by group of data sets (`Shares.group`)."""
         self._reserved_until = 0.0
@@ -169,6 +172,23 @@ class Tier:
             "keeps nothing. Half of what is free on the disk when a home is first used is the limit, unless "
             f"DATACACHE_{self.name.upper()}_BYTES says another"
         )
+
+    def divide(self, parts: int) -> list[int]:
+        """Keep the first of so many parts, before any block is put; return the budgets of all: what each has by now,
+        and as much as each other one of what is free. So none has to evict what another may take."""
+        overhead, used = self._overhead, [0] * parts
+        free = max(0, self.budget_bytes - self.used_bytes)
+        for id, container in list(self.containers.items()):
+            object_id = bytes.fromhex(container.object_id)
+            number = part_of_container(id, object_id, parts)
+            used[number] += container.disk_bytes
+            if number:
+                self._count(id, -container.disk_bytes)
+                del self.containers[id]
+                self._object_files.pop(ObjectId(object_id), None)
+        budgets = [each + (free + overhead()) // parts for each in used]
+        self._part, self._overhead, self.budget_bytes = Part(0, parts), lambda: overhead() // parts, budgets[0]
+        return budgets
 
     def make_room(self, need_bytes: int, *, planned: bool = False, group: str | None = None) -> bool:
         """Evict what the policy lets go until `need_bytes` fit; tell whether they do. `planned`: for blocks that a
@@ -287,7 +307,8 @@ class Tier:
         value = txn.get(block, db=self._db)
         if value is not None:
             txn.delete(block, db=self._db)
-            if layout.unpack_location(value).container & OBJECT_FILE:
+            container = layout.unpack_location(value).container
+            if container & OBJECT_FILE and container in self.containers:
                 self._unindexed.add(block)
 
     def pin(self, ref: str, wanted: Iterable[int]) -> None:
@@ -370,6 +391,8 @@ class Tier:
         self._grow(region.container, aligned(region.end, DISK_BLOCK) - before)
 
     def _put_into_object_file(self, txn: lmdb.Transaction, block: Block, sums: bytes, pins: Pins) -> bool:
+        if not self._part.has(block.object_id):  # a reader asked the wrong part, as their number has just changed
+            return False
         # A block that was there before has its room already.
         size = 0 if block.id in self._unindexed else aligned(len(block.data), DISK_BLOCK)
         if size and self.used_bytes + size > self._limit_bytes(block.dataset):
@@ -439,7 +462,9 @@ class Tier:
         raw = txn.get(_NEXT_ID, db=self._index.meta)
         number = int.from_bytes(raw, "big") if raw else 1
         # An orphan of a killed daemon may have the file name already (its number was never committed).
-        while any((self.folder / container_name(n)).exists() for n in (number, number | OBJECT_FILE)):
+        while not self._part.has_number(number) or any(
+            (self.folder / container_name(n)).exists() for n in (number, number | OBJECT_FILE)
+        ):
             number += 1
         txn.put(_NEXT_ID, (number + 1).to_bytes(4, "big"), db=self._index.meta)
         return number
@@ -510,16 +535,20 @@ class Tier:
             return [BlockId(bytes(key)) for key, value in cursor if layout.unpack_location(value).container == id]
 
     def _load(self, *, check: bool) -> None:
-        """Take stock by looking, not by trusting: forget containers without a file, remove files and (for `check`)
-        index entries without a container, take sizes from the file system. A file that is too short stays: what it
-        lacks is a miss."""
+        """Take stock of this part by looking, not by trusting: forget containers without a file, remove files and (for
+        `check`) index entries without a container, take sizes from the file system. A file that is too short stays:
+        what it lacks is a miss."""
         self._container_bytes = 0
+        known = set()
         prefix = f"{self.name}/".encode()
         with self._index.env.begin() as txn, txn.cursor(db=self._index.meta) as cursor:
             found = cursor.set_range(prefix)
             while found and cursor.key().startswith(prefix):
                 id = int(cursor.key()[len(prefix) :], 16)
-                self.containers[id] = Container(**json.loads(cursor.value()))
+                container = Container(**json.loads(cursor.value()))
+                known.add(container_name(id))
+                if self._part.has_container(id, bytes.fromhex(container.object_id)):
+                    self.containers[id] = container
                 found = cursor.next()
         lost: dict[int, Container] = {}
         for id, container in self.containers.items():
@@ -537,11 +566,12 @@ class Tier:
             log.warning("%d containers of the %s tier are gone", len(lost), self.name)
         for id in lost:
             del self.containers[id]
+            known.remove(container_name(id))
         if lost or check:
             self._forget_strays(lost)
-        known = {container_name(id) for id in self.containers}
         for path in self.folder.iterdir():
-            if path.name not in known and layout.container_of(path.name) is not None:
+            number = layout.container_of(path.name)
+            if path.name not in known and number is not None and self._part.has_number(number):
                 path.unlink()
 
     def _forget_strays(self, lost: Mapping[int, Container]) -> None:
@@ -555,7 +585,8 @@ class Tier:
             with txn.cursor(db=self._db) as cursor:
                 cursor.first()
                 while value := cursor.value():
-                    if layout.unpack_location(value).container in self.containers:
+                    container_id = layout.unpack_location(value).container
+                    if container_id in self.containers or not self._part.has_container(container_id, cursor.key()):
                         cursor.next()
                     else:
                         cursor.delete()

@@ -21,9 +21,10 @@ from typing import Any, TypeVar
 import lmdb
 
 from datacache.core.disk import replace_file
-from datacache.core.ids import BlockId, ObjectId, ObjectRef
+from datacache.core.ids import BlockId, ObjectId, ObjectRef, object_id
 from datacache.tiers import layout
 from datacache.tiers.index import UNCHECKED, Index, unchecked_key
+from datacache.tiers.parts import Part
 from datacache.tiers.tier import Block, Tier
 
 log = logging.getLogger(__name__)
@@ -41,8 +42,15 @@ _Queued = tuple[Block, bytes, Stored]
 class TierWriter:
     """The owner of the tiers. Any thread may `put` and `call`; the holders of the bytes bound the queue."""
 
-    def __init__(self, index: Index, tiers: Iterable[Tier], pins_file: Path) -> None:
-        self._index = index
+    def __init__(
+        self,
+        index: Index,
+        tiers: Iterable[Tier],
+        pins_file: Path,
+        part: Part = Part(),  # noqa: B008 - immutable
+    ) -> None:
+        """The first part's writer writes the file of the pins."""
+        self._index, self.part = index, part
         self.tiers = tuple(tiers)
         self._pins_file = pins_file
         self._pins = read_pins(pins_file)
@@ -55,6 +63,11 @@ class TierWriter:
         self._working_since: float | None = None
         self._thread = threading.Thread(target=self._run, name="tier-writer", daemon=True)
         self._thread.start()
+
+    def divide(self, parts: int) -> list[tuple[int, ...]]:
+        """Keep the first of so many parts; return the budgets of the tiers for each part. Before any block is put."""
+        self.part = Part(0, parts)
+        return list(zip(*(tier.divide(parts) for tier in self.tiers), strict=True))
 
     def put(self, block: Block, stored: Stored) -> None:
         """Queue one block. Its checksums are made in the caller's thread."""
@@ -128,10 +141,11 @@ class TierWriter:
             tier.evict([id for id in containers if id & layout.OBJECT_FILE and id in tier.containers])
 
     def unchecked(self) -> Iterator[list[ObjectRef]]:
-        """Yield the large objects that have blocks here and were not checked as a whole since, also those that a killed
-        daemon left: some thousand at a time, once for each tier. From any thread."""
+        """Yield this part's large objects that have blocks here and were not checked as a whole since, also those that
+        a killed daemon left: some thousand at a time, once for each tier. From any thread."""
         for some in self._entries(self._index.meta, UNCHECKED):
-            yield [ObjectRef(*json.loads(value)) for key, value in some if key.startswith(UNCHECKED)]
+            found = [ObjectRef(*json.loads(value)) for key, value in some if key.startswith(UNCHECKED)]
+            yield [ref for ref in found if self.part.has(object_id(ref))]
 
     def is_unchecked(self, id: ObjectId) -> bool:
         """Tell whether `unchecked` has an object. From any thread."""
@@ -271,7 +285,8 @@ class TierWriter:
         return [False] * len(blocks)
 
     def _save_pins(self, pinned: dict[str, str]) -> None:
-        write_pins(self._pins_file, pinned)
+        if not self.part.number:
+            write_pins(self._pins_file, pinned)
         self._pins = pinned
 
     def _guarded(self, action: Callable[[], object]) -> None:

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from datacache.cluster.members import DRAINING, JOINING, SERVING, Member
-from datacache.cluster.placement import Placement, part
+from datacache.cluster.placement import Placement
+from datacache.tiers.parts import part_of
 
 IDS = [number.to_bytes(20, "big") for number in range(4000)]
 
@@ -48,7 +49,7 @@ def test_owners_are_the_same_on_every_machine_and_in_every_version() -> None:
     """Nodes of two versions that disagree would fetch every block twice."""
     placement = Placement([*nodes(5), Member("big", "10.0.0.9:7070", 2.5)])
     assert [[m.id.removeprefix("node-") for m in placement.ranked(id)] for id in IDS[:6]] == GOLDEN_RANKS
-    assert [part(id, 8) for id in IDS[:12]] == GOLDEN_PARTS
+    assert [part_of(id, 8) for id in IDS[:12]] == GOLDEN_PARTS
 
 
 @given(members, ids, st.randoms(use_true_random=False))
@@ -122,13 +123,13 @@ def test_without_a_member_that_serves_nobody_owns_a_block() -> None:
 
 @given(ids, st.integers(1, 40), st.integers(1, 40))
 def test_a_block_stays_with_its_process_or_moves_to_one_that_is_new(id: bytes, few: int, more: int) -> None:
-    before, after = part(id, few), part(id, few + more)
+    before, after = part_of(id, few), part_of(id, few + more)
     assert 0 <= before < few
     assert after == before or few <= after < few + more
 
 
 def test_each_process_of_a_node_has_its_share_of_what_the_node_owns() -> None:
     owners = Placement(nodes(4)).owners(IDS)
-    parts = Counter(part(id, 4) for id, owner in zip(IDS, owners, strict=True) if owner.id == "node-0")
+    parts = Counter(part_of(id, 4) for id, owner in zip(IDS, owners, strict=True) if owner.id == "node-0")
     assert len(parts) == 4
     assert max(parts.values()) < 1.3 * min(parts.values())

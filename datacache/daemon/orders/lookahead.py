@@ -30,6 +30,7 @@ from datacache.core.errors import (
     StoreUnavailableError,
     UsageError,
 )
+from datacache.core.ids import BlockId
 from datacache.daemon.fetcher import Fetcher
 from datacache.daemon.orders.clairvoyant import Clairvoyant
 from datacache.daemon.orders.plan import Plan, PlanObjects, Wanted
@@ -290,7 +291,7 @@ class Lookaheads:
         plan.window_bytes = self._window_bytes // plans
         before = len(plan.ready)
         try:
-            moved = plan.look_ahead(self._fetcher.local.missing)
+            moved = plan.look_ahead(self._missing)
         except DatacacheError as exc:
             self._pause(plan, exc)
             return False
@@ -303,6 +304,11 @@ class Lookaheads:
             if len(plan.ready) > before or not moved:
                 self._changed.notify(max(1, len(plan.ready)))
         return moved
+
+    def _missing(self, blocks: Sequence[BlockId]) -> list[int]:
+        """Return the positions of the blocks that are not here, of those of this part."""
+        part = self._writer.part
+        return [at for at in self._fetcher.local.missing(blocks) if part.has(blocks[at])]
 
     def _look_after(self, plans: Sequence[Plan]) -> None:
         try:

@@ -1,0 +1,189 @@
+"""The processes that serve the other parts of a node's cache (`tiers.parts`): the daemon starts, asks and ends them.
+
+Each is the same kind of thing as the daemon, for its part: tiers with budgets of their own, a fetcher, warm-ups, and a
+socket, which readers ask for the blocks of their objects. The daemon alone has the home's lock, pulse and leases and is
+asked everything else; it asks the parts in turn and adds up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from datacache.core import ipc
+from datacache.core.disk import replace_file
+from datacache.core.errors import CacheError, DaemonUnavailableError
+from datacache.daemon import paths
+from datacache.exchange.client import Connection
+from datacache.exchange.frames import Buffer, Deadline
+from datacache.settings import Settings
+from datacache.store.credentials import Environments
+from datacache.tiers.parts import Part
+
+log = logging.getLogger(__name__)
+_START_S, _STOP_S = 20.0, 5.0
+T = TypeVar("T")
+_ALIVE_S, _ORDER_S = 3.0, 600.0
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_STATES = ("done", "cancelled", "incomplete", "failed", "running")
+"""Of a job in several parts the last of these is the state of all."""
+_NAMES = ("name", "id", "url")
+_OF_ALL = frozenset({"silent_s", "position", "items", "next_items", "ahead"})
+"""Numbers that are not of a part."""
+
+
+class PartProcesses:
+    """The processes of all parts but the first. `start`, `look` and `stop` belong to the main thread: a process ends
+    with the thread that started it."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        budgets: Sequence[tuple[int, ...]],
+        held: Sequence[int],
+        environments: Environments | None,
+    ) -> None:
+        """`budgets` of RAM and SSD for each part; `held`: descriptors of the home's lock, which the processes keep;
+        `environments`: how stores are reached, which processes are told when they start."""
+        count = len(budgets)
+        self._home, self._held = settings.home, held
+        self._parts = [Part(number, count) for number in range(1, count)]
+        self._settings = [replace(settings, ram_bytes=ram, ssd_bytes=ssd) for ram, ssd in budgets[1:]]
+        self._processes: list[subprocess.Popen[bytes] | None] = [None for _ in self._parts]
+        self._environments = environments
+        self.problem = ""
+        """The part that does not answer; '' if all do."""
+
+    def start(self) -> None:
+        """Start the processes and wait until they serve; tell readers how many parts there are. `CacheError`."""
+        for at in range(len(self._parts)):
+            self._start(at)
+        end = time.monotonic() + _START_S
+        for part, process in zip(self._parts, self._processes, strict=True):
+            while not self._answers(part):
+                if process is None or process.poll() is not None or time.monotonic() > end:
+                    raise CacheError(
+                        f"the process of part {part.number} does not start", hint=f"See {paths.log_path(self._home)}"
+                    )
+                time.sleep(0.02)
+        replace_file(paths.parts_path(self._home), str(len(self._parts) + 1).encode(), durable=False)
+
+    def look(self) -> None:
+        """Start again what has died, and see whether all answer."""
+        for at, process in enumerate(self._processes):
+            if process is not None and process.poll() is not None:
+                log.warning("the process of part %d ended (%d): starting another", at + 1, process.returncode)
+                self._start(at)
+        silent = [part for part in self._parts if not self._answers(part)]
+        self.problem = f"the process of part {silent[0].number} does not answer" if silent else ""
+
+    def ask(self, op: str, fields: object = None, *, timeout_s: float = _ORDER_S) -> list[dict[str, Any]]:
+        """Have all parts do an operation; return their answers. Raises the first error."""
+        return [self._ask(part, lambda of: of.ask(op, fields), timeout_s) for part in self._parts]
+
+    def upload(self, op: str, body: Buffer) -> None:
+        """Have all parts take a large body."""
+        for part in self._parts:
+            self._ask(part, lambda of: {"": of.call(op, body)}, _ORDER_S)
+
+    def stop(self) -> None:
+        """End all processes: those that take long are killed, and lose nothing but cached blocks."""
+        paths.parts_path(self._home).unlink(missing_ok=True)
+        processes = [process for process in self._processes if process is not None]
+        for process in processes:
+            process.terminate()
+        end = time.monotonic() + _STOP_S
+        for process in processes:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, end - time.monotonic()))
+                continue
+            process.kill()
+            process.wait()
+
+    def _start(self, at: int) -> None:
+        part, settings = self._parts[at], self._settings[at]
+        environment = os.environ | settings.environment()
+        if self._environments is not None:
+            environment |= self._environments.newest_first()[0]
+        package_root = str(Path(__file__).parents[2])
+        environment["PYTHONPATH"] = os.pathsep.join(p for p in (package_root, os.environ.get("PYTHONPATH")) if p)
+        self._processes[at] = subprocess.Popen(
+            [sys.executable, "-m", "datacache.daemon", "--part", f"{part.number}/{part.of}", str(os.getpid())],
+            stdin=subprocess.DEVNULL,
+            cwd="/",
+            env=environment,
+            pass_fds=self._held,
+        )
+
+    def _answers(self, part: Part) -> bool:
+        with contextlib.suppress(OSError):
+            ask_part(self._home, part.number, lambda of: of.ask("health"), _ALIVE_S)
+            return True
+        return False
+
+    def _ask(self, part: Part, talk: Callable[[Connection], T], timeout_s: float) -> T:
+        end = time.monotonic() + _START_S
+        while True:
+            try:
+                return ask_part(self._home, part.number, talk, timeout_s)
+            except OSError as exc:  # it is being started again
+                if time.monotonic() > end:
+                    raise DaemonUnavailableError(f"the process of part {part.number} does not answer") from exc
+                time.sleep(0.05)
+
+
+def ask_part(home: Path, number: int, talk: Callable[[Connection], T], timeout_s: float = _ORDER_S) -> T:
+    """Return what `talk` makes of a connection to a part's process. `OSError` if that does not answer."""
+    deadline = Deadline(f"the process of part {number} did not answer in time")
+    deadline.give_up_at = time.monotonic() + timeout_s
+    socket = ipc.connect(paths.socket_path(home, number), timeout_s=_ALIVE_S)
+    connection = Connection(socket, look=deadline.look, look_every_s=0.25)
+    try:
+        return talk(connection)
+    finally:
+        connection.close()
+
+
+def end_with(parent: int) -> None:
+    """Have this process killed when its parent ends, however that ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def add_up(values: Sequence[Any], name: str = "") -> Any:
+    """Return the sum of the answers of parts: numbers are added, lists of named things are joined by their names, and
+    of texts the first is taken that says anything."""
+    if len(values) == 1:
+        return values[0]
+    first = next((value for value in values if value is not None), None)
+    if isinstance(first, dict):
+        names = dict.fromkeys(key for value in values for key in value or ())
+        return {key: add_up([value[key] for value in values if value and key in value], key) for key in names}
+    if isinstance(first, list) and any(isinstance(each, dict) for value in values for each in value):
+        return _joined(each for value in values for each in value)
+    if isinstance(first, list):
+        return [sum(each) for each in zip(*values, strict=True)]
+    if name == "state":
+        return max(values, key=lambda state: _STATES.index(state) if state in _STATES else -1)
+    if isinstance(first, bool | str):
+        return next((value for value in values if value), first)
+    numbers = [value for value in values if value is not None]
+    return (max if name in _OF_ALL else sum)(numbers) if numbers else None
+
+
+def _joined(things: Iterable[Mapping[str, Any]]) -> list[Any]:
+    by_name: dict[Any, list[Any]] = {}
+    for thing in things:
+        by_name.setdefault(next(thing[key] for key in _NAMES if key in thing), []).append(thing)
+    return [add_up(same) for same in by_name.values()]
