@@ -202,7 +202,7 @@ class DaemonClient:
     ) -> list[memoryview | DatacacheError | None]:
         """As `blocks`, with the error of each that cannot be had in its place."""
         mode = Mode.BROKEN if broken else Mode.READ
-        end = time.monotonic() + self._block_timeout_s
+        end, delay_s = time.monotonic() + self._block_timeout_s, 0.01
         while True:
             try:
                 return self._ask_parts(BlocksRequest(wanted, dataset, snapshot, mode, spans))
@@ -212,6 +212,8 @@ class DaemonClient:
                         f"a part of the cache daemon of {self._settings.home} does not answer",
                         hint=f"Its log: {paths.log_path(self._settings.home)}",
                     ) from None
+            time.sleep(random.uniform(0, delay_s))
+            delay_s = min(2 * delay_s, 0.25)
 
     def _ask_parts(self, request: BlocksRequest) -> list[memoryview | DatacacheError | None]:
         found: list[memoryview | DatacacheError | None] = [None] * len(request.blocks)

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -42,6 +42,19 @@ _OF_ALL = frozenset({"silent_s", "position", "items", "next_items", "ahead"})
 """Numbers that are not of a part."""
 
 
+@dataclass
+class _PartProcess:
+    """The process that serves a part, or the one that is being started in its place."""
+
+    part: Part
+    settings: Settings
+    running: subprocess.Popen[bytes] | None = None
+    health: dict[str, Any] | None = None
+    """What it last said; None until it serves."""
+    heard_at: float = 0.0
+    """When it, or the one before it, last said something."""
+
+
 class PartProcesses:
     """The processes of all parts but the first. `start`, `look` and `stop` belong to the main thread: a process ends
     with the thread that started it."""
@@ -57,49 +70,61 @@ class PartProcesses:
         `environments`: how stores are reached, which processes are told when they start."""
         count = len(budgets)
         self._home, self._held = settings.home, held
-        self._parts = [Part(number, count) for number in range(1, count)]
-        self._settings = [replace(settings, ram_bytes=ram, ssd_bytes=ssd) for ram, ssd in budgets[1:]]
-        self._processes: list[subprocess.Popen[bytes] | None] = [None for _ in self._parts]
+        self._processes = [
+            _PartProcess(Part(number, count), replace(settings, ram_bytes=ram, ssd_bytes=ssd))
+            for number, (ram, ssd) in enumerate(budgets[1:], 1)
+        ]
         self._environments = environments
-        self.problem = ""
-        """The part that does not answer; '' if all do."""
+        self.hangs = ""
+        """The part that does not answer, or what hangs in it; '' if all go on."""
+
+    @property
+    def problems(self) -> list[str]:
+        """The problems of the tiers, as the parts told them last."""
+        return [problem for each in self._processes for problem in (each.health or {}).get("problems", ())]
 
     def start(self) -> None:
         """Start the processes and wait until they serve; tell readers how many parts there are. `CacheError`."""
-        for at in range(len(self._parts)):
-            self._start(at)
+        for each in self._processes:
+            self._start(each)
         end = time.monotonic() + _START_S
-        for part, process in zip(self._parts, self._processes, strict=True):
-            while not self._answers(part):
-                if process is None or process.poll() is not None or time.monotonic() > end:
+        for each in self._processes:
+            while not self._answers(each):
+                if each.running is None or each.running.poll() is not None or time.monotonic() > end:
                     raise CacheError(
-                        f"the process of part {part.number} does not start", hint=f"See {paths.log_path(self._home)}"
+                        f"the process of part {each.part.number} does not start",
+                        hint=f"See {paths.log_path(self._home)}",
                     )
                 time.sleep(0.02)
-        replace_file(paths.parts_path(self._home), str(len(self._parts) + 1).encode(), durable=False)
+        replace_file(paths.parts_path(self._home), str(len(self._processes) + 1).encode(), durable=False)
 
     def look(self) -> None:
-        """Start again what has died, and see whether all answer."""
-        for at, process in enumerate(self._processes):
-            if process is not None and process.poll() is not None:
-                log.warning("the process of part %d ended (%d): starting another", at + 1, process.returncode)
-                self._start(at)
-        silent = [part for part in self._parts if not self._answers(part)]
-        self.problem = f"the process of part {silent[0].number} does not answer" if silent else ""
+        """Start again what has ended, for which readers wait, and see whether all others answer."""
+        hangs = ""
+        for each in self._processes:
+            if each.running is not None and each.running.poll() is not None:
+                log.warning("the process of part %d ended (%d)", each.part.number, each.running.returncode)
+                self._start(each)
+            starts = each.health is None and time.monotonic() < each.heard_at + _START_S
+            if self._answers(each):
+                hangs = hangs or (each.health or {})["hangs"]
+            elif not starts:
+                hangs = f"the process of part {each.part.number} does not answer"
+        self.hangs = hangs
 
     def ask(self, op: str, fields: object = None, *, timeout_s: float = _ORDER_S) -> list[dict[str, Any]]:
         """Have all parts do an operation; return their answers. Raises the first error."""
-        return [self._ask(part, lambda of: of.ask(op, fields), timeout_s) for part in self._parts]
+        return [self._ask(each.part, lambda of: of.ask(op, fields), timeout_s) for each in self._processes]
 
     def upload(self, op: str, body: Buffer) -> None:
         """Have all parts take a large body."""
-        for part in self._parts:
-            self._ask(part, lambda of: {"": of.call(op, body)}, _ORDER_S)
+        for each in self._processes:
+            self._ask(each.part, lambda of: of.call(op, body), _ORDER_S)
 
     def stop(self) -> None:
         """End all processes: those that take long are killed, and lose nothing but cached blocks."""
         paths.parts_path(self._home).unlink(missing_ok=True)
-        processes = [process for process in self._processes if process is not None]
+        processes = [each.running for each in self._processes if each.running is not None]
         for process in processes:
             process.terminate()
         end = time.monotonic() + _STOP_S
@@ -110,26 +135,29 @@ class PartProcesses:
             process.kill()
             process.wait()
 
-    def _start(self, at: int) -> None:
-        part, settings = self._parts[at], self._settings[at]
-        environment = os.environ | settings.environment()
+    def _start(self, each: _PartProcess) -> None:
+        environment = os.environ | each.settings.environment()
         if self._environments is not None:
             environment |= self._environments.newest_first()[0]
         package_root = str(Path(__file__).parents[2])
         environment["PYTHONPATH"] = os.pathsep.join(p for p in (package_root, os.environ.get("PYTHONPATH")) if p)
-        self._processes[at] = subprocess.Popen(
-            [sys.executable, "-m", "datacache.daemon", "--part", f"{part.number}/{part.of}", str(os.getpid())],
+        number, of = each.part
+        each.health = None
+        each.running = subprocess.Popen(
+            [sys.executable, "-m", "datacache.daemon", "--part", f"{number}/{of}", str(os.getpid())],
             stdin=subprocess.DEVNULL,
             cwd="/",
             env=environment,
             pass_fds=self._held,
         )
 
-    def _answers(self, part: Part) -> bool:
-        with contextlib.suppress(OSError):
-            ask_part(self._home, part.number, lambda of: of.ask("health"), _ALIVE_S)
-            return True
-        return False
+    def _answers(self, each: _PartProcess) -> bool:
+        try:
+            each.health = ask_part(self._home, each.part.number, lambda of: of.ask("health"), _ALIVE_S)
+        except OSError:
+            return False
+        each.heard_at = time.monotonic()
+        return True
 
     def _ask(self, part: Part, talk: Callable[[Connection], T], timeout_s: float) -> T:
         end = time.monotonic() + _START_S

@@ -168,7 +168,7 @@ class Daemon:
         # A get takes the store's whole patience at most, and its last try as long again.
         if getting_s > 2 * self._settings.store_timeout_s + _GET_STUCK_S:
             return f"no get of a store has ended for {getting_s:.0f} s"
-        return self._parts.problem if self._parts is not None else ""
+        return self._parts.hangs if self._parts is not None else ""
 
     def begin(self) -> None:
         """Show readers that this daemon answers, and start what it does on its own. To be called once it listens."""
@@ -415,6 +415,8 @@ class Daemon:
         return {"datasets": [{"name": name} for name in held]}
 
     def _health(self, _: Fields) -> Result:
+        problems = [f"{tier.name}: {tier.problem}" for tier in self._writer.tiers if tier.problem]
+        problems += self._parts.problems if self._parts is not None else ()
         return {
             "pid": os.getpid(),
             "home": str(self._settings.home),
@@ -423,8 +425,8 @@ class Daemon:
             "stores": store_fingerprint(),
             "settings": self._settings.of_the_daemon(),
             "shrunk": {tier.name: tier.shrunk_bytes for tier in self._writer.tiers if tier.shrunk_bytes},
-            "hangs": self._pulse.problem,
-            "problems": [f"{tier.name}: {tier.problem}" for tier in self._writer.tiers if tier.problem],
+            "hangs": self._hangs() if self._part.number else self._pulse.problem,
+            "problems": list(dict.fromkeys(problems)),
         }
 
     def _metrics(self, _: Fields) -> Result:

@@ -6,17 +6,25 @@ import os
 import random
 import signal
 import subprocess
+import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
+from torch.utils.data import DataLoader
 
+import fuse_mount
 from datacache import connect, create_snapshot, load_settings, open_snapshot
 from datacache.api import running_daemon
 from datacache.core.boot import stat_of
 from datacache.daemon import paths
 from datacache.daemon.client import DaemonClient
 from datacache.settings import Settings
+from datacache.store.credentials import told_variables
+from datacache.tiers.index import Index
+from datacache.torch import SnapshotDataset
 from tests.promises import promise
 from tests.servers import RcloneS3
 
@@ -47,10 +55,10 @@ def with_processes(count: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Setting
     return settings, connect(settings)
 
 
-def read_all(ref: str, settings: Settings) -> None:
+def read_all(ref: str, settings: Settings, paths: Sequence[str] = tuple(DATA)) -> None:
     snapshot = open_snapshot(ref, settings)
-    for path, data in DATA.items():
-        assert bytes(snapshot.read(path)) == data
+    for path in paths:
+        assert bytes(snapshot.read(path)) == DATA[path]
 
 
 def finish(client: DaemonClient, id: str) -> dict:
@@ -134,3 +142,117 @@ def test_state_pins_and_eviction_are_of_all_parts(bucket, home, monkeypatch) -> 
     client.unpin(ref)
     assert client.evict("d")["freed_bytes"] > sum(map(len, DATA.values()))
     assert client.cache_status()["tiers"][1]["blocks"] == 0
+
+
+def test_a_snapshot_that_is_open_outlives_changes_of_the_number_and_each_block_is_got_once(
+    bucket, home, monkeypatch
+) -> None:
+    name, gets = bucket
+    settings, _ = with_processes(1, monkeypatch)
+    ref = create_snapshot("d", f"s3://{name}/", settings=settings).ref
+    before, names = gets(), random.Random(7).sample(list(DATA), len(DATA))
+    snapshot = open_snapshot(ref, settings)
+    for nth, count in enumerate((1, 3, 2, 4)):
+        with_processes(count, monkeypatch)
+        for path in names[nth::4]:
+            assert bytes(snapshot.read(path)) == DATA[path]
+    for path in names:
+        assert bytes(snapshot.read(path)) == DATA[path]
+    assert gets() - before == len(SMALL) + 3 * len(LARGE)
+
+
+def test_parts_that_are_killed_while_they_commit_lose_nothing_that_was_stored(bucket, home, monkeypatch) -> None:
+    name, gets = bucket
+    settings, client = with_processes(3, monkeypatch)
+    ref = create_snapshot("d", f"s3://{name}/", settings=settings).ref
+    over, wrong, chance = threading.Event(), [], random.Random(11)
+
+    def read() -> None:
+        while not over.is_set():
+            try:
+                read_all(ref, settings, random.sample(list(SMALL), 40))
+            except BaseException as exc:  # noqa: BLE001 - the test says it
+                wrong.append(exc)
+                return
+
+    readers = [threading.Thread(target=read) for _ in range(3)]
+    for reader in readers:
+        reader.start()
+    for _ in range(6):
+        client.evict()
+        fetched = gets()
+        while gets() < fetched + chance.randrange(20, 120):  # blocks are on their way into the tiers
+            assert not wrong, wrong
+        for pid in pids_of_parts(client):
+            os.kill(pid, signal.SIGKILL)
+    over.set()
+    for reader in readers:
+        reader.join()
+    assert not wrong
+    assert finish(client, client.warm(ref))["state"] == "done"
+    before = gets()
+    for pid in pids_of_parts(client):
+        os.kill(pid, signal.SIGKILL)
+    read_all(ref, settings)
+    assert gets() == before
+
+
+def test_a_writer_that_is_killed_within_a_transaction_stops_no_other(tmp_path: Path) -> None:
+    index = Index(tmp_path, writable=True)
+    code = (
+        "import sys, time; from pathlib import Path; from datacache.tiers.index import Index\n"
+        "index = Index(Path(sys.argv[1]), writable=True)\n"
+        "with index.write() as txn:\n"
+        "    [txn.put(b'lost%d' % n, b'x' * 200, db=index.meta) for n in range(5000)]\n"
+        "    print('within', flush=True); time.sleep(600)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "within\n"
+        other.kill()
+        with index.write() as txn:
+            txn.put(b"kept", b"y", db=index.meta)
+    with index.env.begin() as txn:
+        assert txn.get(b"kept", db=index.meta) == b"y"
+        assert txn.get(b"lost0", db=index.meta) is None
+    index.close()
+
+
+def test_a_part_that_is_started_again_knows_the_credentials_that_callers_have_told(bucket, home, monkeypatch) -> None:
+    name, gets = bucket
+    variables = told_variables(os.environ)
+    for variable in variables:
+        monkeypatch.delenv(variable)
+    settings, client = with_processes(3, monkeypatch)
+    for variable, value in variables.items():
+        monkeypatch.setenv(variable, value)
+    ref = create_snapshot("d", f"s3://{name}/", settings=settings).ref
+    assert finish(client, client.warm(ref))["state"] == "done"  # the daemon is told
+    for variable in variables:
+        monkeypatch.delenv(variable)
+    client.evict()
+    before, pids = gets(), pids_of_parts(client)
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    read_all(ref, settings)
+    assert gets() > before
+    assert not set(pids) & set(pids_of_parts(client))
+
+
+def test_a_mount_and_a_data_loader_read_from_all_parts(bucket, home, monkeypatch, tmp_path) -> None:
+    name, gets = bucket
+    settings, client = with_processes(2, monkeypatch)
+    ref = create_snapshot("d", f"s3://{name}/", settings=settings).ref
+    before = gets()
+    target = tmp_path / "mnt"
+    target.mkdir()
+    fuse_mount.mount_snapshot(ref, target, settings=settings)
+    try:
+        for path in list(DATA)[::2]:
+            assert (target / path).read_bytes() == DATA[path]
+    finally:
+        fuse_mount.unmount(target, settings=settings)
+    samples = DataLoader(SnapshotDataset(ref, target=None), batch_size=None, num_workers=2)
+    assert sorted(samples) == sorted(DATA.values())
+    assert gets() - before == len(SMALL) + 3 * len(LARGE)
+    assert client.cache_status()["fetched"]["fetched"] == len(SMALL) + 3 * len(LARGE)
