@@ -16,7 +16,7 @@ import socket
 import ssl
 import struct
 import time
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import quote, urlsplit
 
 from botocore.httpsession import get_cert_path
@@ -59,6 +59,20 @@ class _Head(NamedTuple):
     """The part of the body that came along with the headers."""
 
 
+class _Second(NamedTuple):
+    """The parts that all signed requests of one second share, each with what goes between them left out."""
+
+    at_s: int
+    credentials: object
+    canonical: str
+    """Of the canonical request: what follows its query."""
+    text: str
+    """Of the text to be signed: what stands before the hash of the canonical request."""
+    key: bytes
+    headers: str
+    """To the signature, which follows."""
+
+
 class _Deadline(NamedTuple):
     at: float
     timeout_s: float
@@ -80,7 +94,7 @@ class S3Getter:
         context = _tls(access) if secure or access.ca_bundle else None  # a wrong bundle is told at once
         self._tls = context if secure else None
         self._idle: list[socket.socket] = []  # single list operations
-        self._key: tuple[tuple[str, str], bytes] = (("", ""), b"")
+        self._second: _Second | None = None
 
     def get(self, ref: ObjectRef, start: int, stop: int) -> tuple[memoryview, dict[str, str]]:
         """Return bytes `start` to `stop` of exactly this version, and the answer's headers. One request; raises as
@@ -161,7 +175,6 @@ class S3Getter:
     def _request(self, ref: ObjectRef, start: int, stop: int) -> bytes:
         path = f"{self._bucket_path}/{quoted_key(ref.key)}"
         query = f"versionId={quote(ref.version, safe='-_.~')}" if ref.version else ""
-        signed = {"host": self._host, "x-amz-checksum-mode": "ENABLED"}
         extra = ""
         if not ref.etag.isprintable():
             raise StoreError(f"{ref.url}: its ETag cannot be sent", url=ref.url)
@@ -170,34 +183,43 @@ class S3Getter:
         if (start, stop) != (0, ref.size_bytes):
             extra += f"Range: bytes={start}-{stop - 1}\r\n"
         credentials = self._access.frozen_credentials()
-        if credentials is not None:
-            stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-            signed |= {"x-amz-content-sha256": _NOTHING, "x-amz-date": stamp}
-            if credentials.token:
-                signed["x-amz-security-token"] = credentials.token
-            names = ";".join(signed)  # in the order of their names
-            lines = "".join(f"{name}:{value}\n" for name, value in signed.items())
-            canonical = f"GET\n{path}\n{query}\n{lines}\n{names}\n{_NOTHING}"
-            scope = f"{stamp[:8]}/{self._access.region}/s3/aws4_request"
-            digest = hashlib.sha256(canonical.encode()).hexdigest()
-            text = f"AWS4-HMAC-SHA256\n{stamp}\n{scope}\n{digest}"
-            signature = hmac.digest(self._signing_key(credentials.secret_key, stamp[:8]), text.encode(), "sha256").hex()
-            extra += (
-                f"Authorization: AWS4-HMAC-SHA256 Credential={credentials.access_key}/{scope}, "
-                f"SignedHeaders={names}, Signature={signature}\r\n"
-            )
-        lines = "".join(f"{name}: {value}\r\n" for name, value in signed.items())
-        request = f"GET {path}{'?' if query else ''}{query} HTTP/1.1\r\n{lines}{extra}\r\n"
+        if credentials is None:
+            lines = f"host: {self._host}\r\nx-amz-checksum-mode: ENABLED"
+        else:
+            second, now_s = self._second, int(time.time())
+            if second is None or (second.at_s, second.credentials) != (now_s, credentials):
+                second = self._second = self._begin_second(now_s, credentials)
+            digest = hashlib.sha256(f"GET\n{path}\n{query}{second.canonical}".encode()).hexdigest()
+            signature = hmac.digest(second.key, f"{second.text}{digest}".encode(), "sha256").hex()
+            lines = f"{second.headers}{signature}"
+        request = f"GET {path}{'?' if query else ''}{query} HTTP/1.1\r\n{extra}{lines}\r\n\r\n"
         return request.encode("utf-8", "surrogateescape")
 
-    def _signing_key(self, secret: str, day: str) -> bytes:
-        of, key = self._key
-        if of != (secret, day):
-            key = f"AWS4{secret}".encode()
-            for part in (day, self._access.region, "s3", "aws4_request"):
-                key = hmac.digest(key, part.encode(), "sha256")
-            self._key = (secret, day), key
-        return key
+    def _begin_second(self, at_s: int, credentials: Any) -> _Second:
+        stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(at_s))
+        signed = {
+            "host": self._host,
+            "x-amz-checksum-mode": "ENABLED",
+            "x-amz-content-sha256": _NOTHING,
+            "x-amz-date": stamp,
+        }
+        if credentials.token:
+            signed["x-amz-security-token"] = credentials.token
+        names = ";".join(signed)  # in the order of their names
+        scope = [stamp[:8], self._access.region, "s3", "aws4_request"]
+        key = f"AWS4{credentials.secret_key}".encode()
+        for part in scope:
+            key = hmac.digest(key, part.encode(), "sha256")
+        return _Second(
+            at_s,
+            credentials,
+            "".join(f"\n{name}:{value}" for name, value in signed.items()) + f"\n\n{names}\n{_NOTHING}",
+            f"AWS4-HMAC-SHA256\n{stamp}\n{'/'.join(scope)}\n",
+            key,
+            "".join(f"{name}: {value}\r\n" for name, value in signed.items())
+            + f"Authorization: AWS4-HMAC-SHA256 Credential={credentials.access_key}/{'/'.join(scope)}, "
+            f"SignedHeaders={names}, Signature=",
+        )
 
     def _refused(self, connection: socket.socket, head: _Head, ref: ObjectRef, deadline: _Deadline) -> DatacacheError:
         """Return the error for an answer that is none of 2xx. Its document may be in chunks: the code stands in one."""
@@ -220,14 +242,14 @@ class S3Getter:
 
 
 def _read_head(connection: socket.socket, begun: bytes, deadline: _Deadline) -> _Head:
-    data = bytearray(begun)
+    data = begun
     while (end := data.find(b"\r\n\r\n")) < 0:
         if len(data) > _MAX_HEAD_BYTES:
             raise ValueError("the headers are too long")
         part = _receive(connection, _HEAD_BYTES, deadline)
         if not part:
             raise ConnectionResetError("closed before the answer")
-        data += part
+        data = data + part if data else part
     first, *lines = data[:end].decode("latin-1").split("\r\n")
     words = first.split(" ", 2)
     if len(words) < 2 or not words[0].startswith("HTTP/1.") or not words[1].isdecimal():
@@ -235,11 +257,11 @@ def _read_head(connection: socket.socket, begun: bytes, deadline: _Deadline) -> 
     headers: dict[str, str] = {}
     for line in lines:
         name, _, value = line.partition(":")
-        name = name.lower()
-        headers[name] = f"{headers[name]},{value.strip()}" if name in headers else value.strip()
+        name, value = name.lower(), value.strip()
+        headers[name] = f"{headers[name]},{value}" if name in headers else value
     if words[0] == "HTTP/1.0":
         headers["connection"] = "close"
-    return _Head(int(words[1]), headers, bytes(data[end + 4 :]))
+    return _Head(int(words[1]), headers, data[end + 4 :])
 
 
 def _read_body(connection: socket.socket, begun: bytes, out: memoryview, skip: int, deadline: _Deadline) -> None:
