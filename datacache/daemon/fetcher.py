@@ -24,11 +24,11 @@ from typing import NamedTuple
 from datacache.cluster.peer import SilenceBudget
 from datacache.cluster.peers import Peers
 from datacache.core.errors import DaemonError
-from datacache.core.ids import BLOCK_BYTES, BlockId, ObjectRef, block_count, block_id, block_length, object_id
+from datacache.core.ids import BLOCK_BYTES, BlockId, ObjectId, ObjectRef, block_count, block_id, block_length, object_id
 from datacache.daemon.turns import EXTRA_TURNS, Kind, Turn, Turns
 from datacache.daemon.whole_objects import WholeObjects
 from datacache.store.base import ObjectStore
-from datacache.store.retry import asked_at
+from datacache.store.retry import AskedAt
 from datacache.tiers.local import LocalBlocks
 from datacache.tiers.tier import Block
 from datacache.tiers.writer import TierWriter
@@ -186,30 +186,20 @@ class Fetcher:
         others wait for. `kind` is that of its turn."""
         alone = kind is Kind.NODE
         asked = time.monotonic()
-
-        def waited(_: object) -> None:
-            waited_s = time.monotonic() - asked
+        obj = object_id(ref)
+        id = block_id(obj, number)
+        if self._held:
             with self._lock:
-                self.stats.wait_s += waited_s
-                self.stats.wait_counts[bisect_left(LATENCY_BOUNDS_S, waited_s)] += 1
-
-        id = block_id(object_id(ref), number)
-        with self._lock:
-            held = self._held.get(id)
+                held = self._held.get(id)
+                if held is not None:
+                    self._held.move_to_end(id)
             if held is not None:
-                self._held.move_to_end(id)
-        if held is not None:
-            done: Future[Data] = Future()
-            done.set_result(held)
-            return Reading(done, lambda: None)
-        ahead = range(number + 1, min(number + 1 + _READ_AHEAD_BLOCKS, block_count(ref.size_bytes)))
-        for next_number in ahead if not (self._refused or alone) else ():
-            next_id = block_id(object_id(ref), next_number)
-            if next_id not in self._flights and not self.local.has(next_id):
-                flight = self._flight(next_id, for_reader=True)[0]
-                self._queue(Kind.AHEAD, flight, _Wanted(next_id, ref, next_number, dataset, True, asked))
+                done: Future[Data] = Future()
+                done.set_result(held)
+                return Reading(done, lambda: None)
+        if ref.size_bytes > BLOCK_BYTES and not (self._refused or alone):
+            self._read_ahead(ref, obj, number, dataset, asked)
         flight = self._flight(id, for_reader=True, hold=True, alone=alone)[0]
-        flight.data.add_done_callback(waited)
         wanted = _Wanted(id, ref, number, dataset, False, asked)
         turn = None
         if here and flight.turn is None:
@@ -218,7 +208,25 @@ class Fetcher:
             self._get(flight, wanted, turn)
         else:
             self._queue(kind, flight, wanted)
+        if flight.data.done():
+            self._note_wait(asked)
+        else:
+            flight.data.add_done_callback(lambda _: self._note_wait(asked))
         return Reading(flight.data, lambda: self._release_flight(flight))
+
+    def _read_ahead(self, ref: ObjectRef, obj: ObjectId, number: int, dataset: str, asked: float) -> None:
+        for later in range(number + 1, min(number + 1 + _READ_AHEAD_BLOCKS, block_count(ref.size_bytes))):
+            id = block_id(obj, later)
+            if id not in self._flights and not self.local.has(id):
+                flight = self._flight(id, for_reader=True)[0]
+                self._queue(Kind.AHEAD, flight, _Wanted(id, ref, later, dataset, True, asked))
+
+    def _note_wait(self, asked: float) -> None:
+        """Count how long a reader waited for a block."""
+        waited_s = time.monotonic() - asked
+        with self._lock:
+            self.stats.wait_s += waited_s
+            self.stats.wait_counts[bisect_left(LATENCY_BOUNDS_S, waited_s)] += 1
 
     def take_over(self, block: Block) -> Future[bool]:
         """Have the tiers store a block that another node hands over; the future tells whether they did."""
@@ -361,8 +369,11 @@ class Fetcher:
             try:
                 given = self._ask_nodes(self._peers, flight, wanted) if self._peers is not None else None
                 begun = time.monotonic()
-                with asked_at(asked):
-                    data = given if given is not None else self._open_store(ref.store).read(ref, start, start + length)
+                if given is None:
+                    with AskedAt(asked):
+                        data = self._open_store(ref.store).read(ref, start, start + length)
+                else:
+                    data = given
             finally:
                 self._getting.pop(id, None)
                 self._got_at = time.monotonic()

@@ -53,9 +53,21 @@ class Kind(Enum):
 
 
 _HAS_RESERVE = (Kind.NODE, Kind.READ)
+# Tables, as `Kind.READ` is a call of Python's, too.
+_ROOM = {kind: kind for kind in Kind} | {Kind.AHEAD: Kind.READ}
+"""The kind that each kind shares its bytes with."""
+_SHARERS = {kind: [other for other in Kind if _ROOM[other] is _ROOM[kind]] for kind in Kind}
 
 
-@dataclass(eq=False)
+@dataclass(slots=True)
+class _Use:
+    """The holdings of one data set's turns, or of all."""
+
+    fetching: int = 0
+    held_bytes: int = 0
+
+
+@dataclass(eq=False, slots=True)
 class Turn:
     """One get, from when it queues to when its bytes are let go. `fetched` and `release` are each called once."""
 
@@ -64,14 +76,8 @@ class Turn:
     size_bytes: int
     begin: Callable[[], object]
     """Called when its turn has come, from any thread; returns at once."""
-
-
-@dataclass
-class _Use:
-    """The holdings of one data set's turns, or of all."""
-
-    fetching: int = 0
-    held_bytes: int = 0
+    counted: tuple[_Use, ...] = ()
+    """The holdings that it counts in, from its beginning."""
 
 
 @dataclass
@@ -168,14 +174,13 @@ class Turns:
 
     def _give_back(self, turn: Turn, *, fetching: int = 0, held_bytes: int = 0) -> None:
         with self._lock:
-            use = self._use(turn)
-            for each in (self._all[turn.kind], use):
-                each.fetching -= fetching
-                each.held_bytes -= held_bytes
+            for use in turn.counted:
+                use.fetching -= fetching
+                use.held_bytes -= held_bytes
             if not fetching:
                 self._beyond.discard(id(turn))
             if not use.fetching and not use.held_bytes:
-                del self._by_flow[_room_of(turn.kind), turn.flow]
+                del self._by_flow[_ROOM[turn.kind], turn.flow]
             waits = self._queued
         if waits:
             self._begin()
@@ -213,7 +218,8 @@ class Turns:
         return None
 
     def _take(self, turn: Turn) -> None:
-        for use in (self._all[turn.kind], self._use(turn)):
+        turn.counted = self._all[turn.kind], self._use(turn)
+        for use in turn.counted:
             use.fetching += 1
             use.held_bytes += turn.size_bytes
 
@@ -227,28 +233,22 @@ class Turns:
         return little and (use.fetching < everybody.fetching or use.held_bytes < everybody.held_bytes)
 
     def _within_limits(self, turn: Turn) -> bool:
-        most, reads_wait = self._most[turn.kind], len(self._waiting[Kind.READ])
-        if turn.kind is Kind.AHEAD and reads_wait:
-            return False
-        if turn.kind is Kind.FILL and reads_wait:
-            most = max(1, most // _FILLS_BEHIND_READS)
+        most, use = self._most[turn.kind], self._all[turn.kind]
+        if self._queued and self._waiting[Kind.READ]:  # almost never
+            if turn.kind is Kind.AHEAD:
+                return False
+            if turn.kind is Kind.FILL:
+                most = max(1, most // _FILLS_BEHIND_READS)
         held = self._held_bytes(turn.kind)
-        fits = not held or held + turn.size_bytes <= self._limit_bytes[turn.kind]
-        return self._all[turn.kind].fetching < most and fits
+        return use.fetching < most and (not held or held + turn.size_bytes <= self._limit_bytes[turn.kind])
 
     def _held_bytes(self, kind: Kind) -> int:
         """Return the bytes of the room that turns of a kind have a part of."""
-        if _room_of(kind) is Kind.READ:  # what is read ahead takes of the same bytes
-            return self._all[Kind.READ].held_bytes + self._all[Kind.AHEAD].held_bytes
-        return self._all[kind].held_bytes
+        return sum([self._all[other].held_bytes for other in _SHARERS[kind]])
 
     def _use(self, turn: Turn) -> _Use:
-        return self._by_flow.setdefault((_room_of(turn.kind), turn.flow), _Use())
-
-
-def _room_of(kind: Kind) -> Kind:
-    """Return the kind of turns that one of this kind shares its bytes with."""
-    return Kind.READ if kind is Kind.AHEAD else kind
+        key = _ROOM[turn.kind], turn.flow
+        return self._by_flow.get(key) or self._by_flow.setdefault(key, _Use())
 
 
 def _nothing() -> None:

@@ -25,7 +25,7 @@ from datacache.core.ids import ObjectRef
 from datacache.settings import Settings, StoreOptions
 from datacache.store.base import ObjectInfo
 from datacache.store.open import open_store
-from datacache.store.retry import LONGEST_WAIT_S, TELL_AFTER_S, Backoff, MetPeers, RetryingStore, asked_at, retry
+from datacache.store.retry import LONGEST_WAIT_S, TELL_AFTER_S, AskedAt, Backoff, MetPeers, RetryingStore, retry
 from tests.memory import MemoryStore
 from tests.promises import promise
 from tests.servers import free_port
@@ -249,7 +249,7 @@ def test_once_an_outage_has_lasted_for_the_deadline_nobody_waits_that_long_again
             store.read(ref, 0, 5)
     assert time.monotonic() - begun < 2 * 4.0  # each waiting for the deadline: 12 s
     assert flaky.calls <= 3
-    with asked_at(time.monotonic() - 60), pytest.raises(StoreUnavailableError, match="has not answered for"):
+    with AskedAt(time.monotonic() - 60), pytest.raises(StoreUnavailableError, match="has not answered for"):
         store.read(ref, 0, 5)
     flaky.failures = 0
     assert store.read(ref, 0, 5) == b"hello"  # back: not refused from memory
