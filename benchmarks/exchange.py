@@ -33,38 +33,43 @@ class Exchanged(NamedTuple):
 
 def main() -> None:
     with benchmark(__doc__, blocks=(20_000, 64), size=OBJECT_BYTES, rounds=(3, 1)) as (args, work):
-        path = work.short_folder() / "s"
-        server = get_context("fork").Process(target=_serve, args=(path, args.size), daemon=True)
-        server.start()
-        assert server.pid is not None
-        pid = server.pid
-        ways = [(batch, connections) for batch in (1, 16) for connections in (1, 4)]
-        named = {f"batches of {batch}, {connections} connections": (batch, connections) for batch, connections in ways}
+        folder = work.short_folder()
+        sockets = [folder / str(number) for number in range(2)]
+        servers = [get_context("fork").Process(target=_serve, args=(path, args.size), daemon=True) for path in sockets]
+        for server in servers:
+            server.start()
+        pids = [server.pid for server in servers if server.pid is not None]
+        ways = [(batch, connections, 1) for batch in (1, 16) for connections in (1, 4)] + [(16, 4, 2)]
+        named = {
+            f"batches of {way[0]}, {way[1]} connections" + (f" to {way[2]} processes" if way[2] > 1 else ""): way
+            for way in ways
+        }
 
-        def ask(batch: int, connections: int) -> Exchanged:
+        def ask(batch: int, connections: int, processes: int) -> Exchanged:
             refs = [ObjectRef("s3://images", f"{n:07d}.jpg", args.size, "0" * 32) for n in range(batch)]
             request = BlocksRequest([(ref, 0) for ref in refs], "images", "", Mode.READ)
             times = max(1, args.blocks // batch // connections)
 
-            def one() -> None:
-                connection = Connection(_connected(path), look=lambda: None, look_every_s=1.0)
+            def one(number: int) -> None:
+                connection = Connection(_connected(sockets[number % processes]), look=lambda: None, look_every_s=1.0)
                 for _ in range(times):
                     for _ in connection.blocks(request):
                         pass
                 connection.close()
 
-            threads = [threading.Thread(target=one) for _ in range(connections)]
-            theirs, ours, begun = cpu_of_families([pid]), time.process_time(), time.perf_counter()
+            threads = [threading.Thread(target=one, args=(number,)) for number in range(connections)]
+            theirs, ours, begun = cpu_of_families(pids), time.process_time(), time.perf_counter()
             for thread in threads:
                 thread.start()
             for thread in threads:
                 thread.join()
             seconds, count = time.perf_counter() - begun, times * batch * connections
-            server_us = 1e6 * (cpu_of_families([pid]) - theirs) / count
+            server_us = 1e6 * (cpu_of_families(pids) - theirs) / count
             return Exchanged(count / seconds, server_us, 1e6 * (time.process_time() - ours) / count)
 
         found = rounds_of({name: lambda way=way: ask(*way) for name, way in named.items()}, args.rounds)
-        server.kill()
+        for server in servers:
+            server.kill()
         table = ResultTable(f"blocks of {args.size:,} bytes from memory", "", "blocks/s", "server µs", "client µs")
         for name, rounds in found.items():
             table.row(name, *max(rounds))
