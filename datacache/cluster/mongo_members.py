@@ -58,6 +58,7 @@ class MongoMembers:
         self._wake = threading.Event()
         self._stopping = False
         self._thread: threading.Thread | None = None
+        self._odd: set[str] = set()  # leases that cannot be read, and were told of
         self.view = ClusterView()
         self.problem = _NOT_READ
 
@@ -160,7 +161,15 @@ class MongoMembers:
         if not any(each["_id"] == self._id and each["holder"] == self._holder for each in found):
             self._renewed_at = float("-inf")  # it has ended while MongoDB was away, or an administrator removed it
         before = self.view
-        self.view = before.replaced([_member(each) for each in found])
+        members = []
+        for each in found:
+            try:
+                members.append(_member(each))
+            except (KeyError, TypeError, ValueError) as exc:
+                if each["_id"] not in self._odd:
+                    log.warning("the lease %s is passed over: %r", each["_id"], exc)
+                self._odd.add(each["_id"])
+        self.view = before.replaced(members)
         if self.view.version != before.version:
             was, now = ({member.id for member in view.members} for view in (before, self.view))
             log.info(
@@ -216,6 +225,9 @@ class MongoMembers:
                 self._note(self._try_refresh(read=read))
             except NodeTakenError as exc:
                 self._note(f"{exc}: this node owns nothing")
+            except Exception as exc:  # without this thread the lease would end
+                log.exception("the members of cluster %s cannot be told", self._cluster)
+                self._note(f"the members of cluster {self._cluster} are those of the last view: {exc!r}")
 
 
 def _member(found: _Document) -> Member:

@@ -142,26 +142,31 @@ class Peers:
         self.tell()
 
     def tell(self, nodes: Collection[str] | None = None) -> list[str]:
-        """Tell some nodes of a list, or all, the state of this one; return who could not be told. Where the members are
-        found through the catalog, they hear it from there."""
+        """Tell some nodes of a list, or all, the state of this one, and hear theirs. Return who could not be told.
+        Where the members are found through the catalog, they hear it from there."""
         if not isinstance(self.members, StaticMembers):
             return []
-        view, untold = self.members.view.members, []
-        [me] = [member for member in view if member.id == self.me.node]
-        for member in view:
-            if member is me or (nodes is not None and member.id not in nodes):
+        untold = []
+        for member in self.members.view.members:
+            if member.id == self.me.node or (nodes is not None and member.id not in nodes):
                 continue
             try:
                 with contextlib.closing(self.connect(member)) as connection:
-                    connection.ask("state", {"node": me.id, "state": me.state, "left": me.left})
+                    theirs = connection.ask("state", self._own_state())
+                self.note(member.id, str(theirs.get("state")), int(theirs.get("left", 0)))
             except (OSError, DatacacheError):
                 untold.append(member.id)
         return untold
 
-    def note(self, node: str, state: str, left: int) -> None:
-        """Take note of what a node of a list tells of itself."""
+    def note(self, node: str, state: str, left: int) -> dict[str, Any]:
+        """Take note of what a node of a list tells of itself; return the same of this one."""
         if isinstance(self.members, StaticMembers) and state in STATES:
             self.members.note(node, state, left)
+        return self._own_state()
+
+    def _own_state(self) -> dict[str, Any]:
+        me = next((member for member in self.members.view.members if member.id == self.me.node), None)
+        return {"node": me.id, "state": me.state, "left": me.left} if me else {}
 
     def connect(self, member: Member) -> NodeConnection:
         """Return a connection to a node, for other requests than for blocks. `OSError`, `PeerRefusedError`."""

@@ -62,15 +62,20 @@ class HandOver:
         self._thread.join(_TELL_EVERY_S)
 
     def _run(self) -> None:
-        untold = self._peers.tell()  # those that were told that it drains, before it was restarted
-        while not self._peers.draining.wait(_TELL_AGAIN_S):
-            untold = self._peers.tell(untold) if untold else []
+        self._tell_until(self._peers.draining)  # those that were told that it drains, before it was restarted
         try:
             if not self._stopping.is_set():
                 self._give_all()
         except Exception:
             if not self._stopping.is_set():
                 log.exception("blocks are not handed over")
+        self._tell_until(self._stopping)
+
+    def _tell_until(self, end: threading.Event) -> None:
+        """Tell the nodes of a list the state of this one, again and again those that do not answer."""
+        untold = self._peers.tell()
+        while not end.wait(_TELL_AGAIN_S):
+            untold = self._peers.tell(untold) if untold else []
 
     def _give_all(self) -> None:
         self._left = sum(self._writer.count_blocks(tier.name) for tier in self._writer.tiers)

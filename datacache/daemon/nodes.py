@@ -130,8 +130,8 @@ class _Nodes:
             return json.dumps(self._peers.drain("")).encode()
         if op == b"state":
             fields = Fields.decode(body)
-            self._peers.note(fields.text("node"), fields.text("state"), fields.number("left"))
-            return b"{}"
+            mine = self._peers.note(fields.text("node"), fields.text("state"), fields.number("left"))
+            return json.dumps(mine).encode()
         raise UsageError("bad request: another node may ask for blocks only, or hand them over")
 
     def _end(self, reading: Reading) -> None:

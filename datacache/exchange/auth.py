@@ -6,9 +6,9 @@
     server → OK
 
 Nonces are of this connection, so a recorded proof is worth nothing; the roles differ, so no proof can be sent back to
-whoever made it. The first frames have the header of version 1 in all versions. Over TLS (`tls`) the proofs also cover
-what is this connection's own. Without it nothing is encrypted: the network between nodes must be one that tenants
-cannot listen to.
+whoever made it. All of this is in frames of the oldest version; then both speak the newest that they have in common.
+Over TLS (`tls`) the proofs also cover what is this connection's own. Without it nothing is encrypted: the network
+between nodes must be one that tenants cannot listen to.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 
 from datacache.core.errors import DaemonError, DatacacheError
 from datacache.core.ipc import parse_object
-from datacache.exchange.frames import VERSION, FrameError, FrameSocket, Kind
+from datacache.exchange.frames import OLDEST_VERSION, VERSION, FrameError, FrameSocket, Kind
 from datacache.exchange.tls import Certificates
 from datacache.exchange.wire import decode_error, encode_error, expect_text
 
@@ -42,6 +42,8 @@ class Identity:
     node: str
     key: bytes
     tls: Certificates | None = None
+    versions: tuple[int, int] = (OLDEST_VERSION, VERSION)
+    """The oldest and the newest version of the exchange that it speaks."""
 
     def __repr__(self) -> str:
         return f"Identity({self.cluster!r}, {self.node!r})"
@@ -51,7 +53,8 @@ def introduce(frames: FrameSocket, me: Identity, wanted: str) -> None:
     """Be let in by the node `wanted`. `PeerRefusedError` if one of the two has not got the key, or if it is another
     node: whoever has the address of one that is gone could pass all this on to it. `OSError`."""
     binding = me.tls.secure(frames, server=False) if me.tls else b""
-    hello = _hello(me, {"versions": [VERSION, VERSION]})
+    frames.version = OLDEST_VERSION
+    hello = _hello(me, {"versions": me.versions})
     frames.send(Kind.CALL, 0, HELLO, hello)
     answer = frames.receive(most_bytes=_MOST_BYTES)
     if answer.kind != Kind.OK:
@@ -60,14 +63,16 @@ def introduce(frames: FrameSocket, me: Identity, wanted: str) -> None:
     if not hmac.compare_digest(proof, _proof(me.key, b"server", hello, theirs, binding)):
         raise PeerRefusedError("the other node does not have the cluster's key")
     fields = _fields(theirs)
-    if fields.get("version") != VERSION:
-        raise PeerRefusedError(f"the other node speaks version {fields.get('version')!r}, this one {VERSION}")
+    version = fields.get("version")
+    if version not in range(me.versions[0], me.versions[1] + 1):
+        raise PeerRefusedError(f"the other node speaks version {version!r} of the exchange, {_spoken(me)}")
     if fields["node"] != wanted:
         raise PeerRefusedError(f"the other node is {fields['node']!r}, not {wanted!r}")
     frames.send(Kind.CALL, 0, PROOF, _proof(me.key, b"client", hello, theirs, binding))
     answer = frames.receive(most_bytes=_MOST_BYTES)
     if answer.kind != Kind.OK:
         raise _refusal(answer.body)
+    frames.version = version
 
 
 def welcome(frames: FrameSocket, me: Identity) -> str:
@@ -81,20 +86,27 @@ def welcome(frames: FrameSocket, me: Identity) -> str:
 
 
 def _welcome(frames: FrameSocket, me: Identity) -> str:
+    frames.version = OLDEST_VERSION
     binding = me.tls.secure(frames, server=True) if me.tls else b""
     hello = bytes(_expected(frames, HELLO))
     fields = _fields(hello)
     if fields.get("cluster") != me.cluster:
         raise PeerRefusedError("this node is in another cluster")
-    versions = fields.get("versions")
-    if not isinstance(versions, list) or len(versions) != 2 or not versions[0] <= VERSION <= versions[1]:
-        raise PeerRefusedError(f"this node speaks version {VERSION} of the exchange")
-    mine = _hello(me, {"version": VERSION})
+    oldest, newest = fields["versions"]
+    version = min(newest, me.versions[1])
+    if version < max(oldest, me.versions[0]):
+        raise PeerRefusedError(f"that node speaks the versions {oldest} to {newest} of the exchange, {_spoken(me)}")
+    mine = _hello(me, {"version": version})
     frames.send(Kind.OK, 0, body=mine + _proof(me.key, b"server", hello, mine, binding))
     if not hmac.compare_digest(bytes(_expected(frames, PROOF)), _proof(me.key, b"client", hello, mine, binding)):
         raise PeerRefusedError("that is not the cluster's key")
     frames.send(Kind.OK, 0)
+    frames.version = version
     return str(fields["node"])
+
+
+def _spoken(me: Identity) -> str:
+    return "this one {} to {}".format(*me.versions)
 
 
 def _hello(me: Identity, more: dict[str, Any]) -> bytes:
@@ -122,7 +134,7 @@ def _fields(hello: bytes) -> dict[str, Any]:
         fields = parse_object(hello)
         for name in ("cluster", "node", "nonce"):
             expect_text(fields[name])
-        versions = fields.get("versions", [0, 0])
+        versions = fields.setdefault("versions", [0, 0])
         if [type(each) for each in versions] != [int, int] or len(fields["nonce"]) != 2 * _NONCE_BYTES:
             raise ValueError("no versions, or no nonce")
     except (KeyError, TypeError, ValueError) as exc:

@@ -37,7 +37,9 @@ class Connection:
         error of `parts` closes the connection: half a request was sent."""
         self._number += 1
         try:
-            self.frames.send_parts([header(Kind.CALL, self._number, len(op), size_bytes), op.encode()])
+            self.frames.send_parts(
+                [header(Kind.CALL, self._number, len(op), size_bytes, self.frames.version), op.encode()]
+            )
             for part in parts:
                 self.frames.send_parts([part])
         except BaseException:

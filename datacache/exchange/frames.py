@@ -18,6 +18,8 @@ from typing import NamedTuple
 
 MAGIC = b"dX"
 VERSION = 1
+OLDEST_VERSION = 1
+"""What nodes of a cluster may agree upon (`auth`). An introduction has headers of this version for ever."""
 HEADER = struct.Struct("<2sBBIHxxI")
 _TLS = (b"\x15", b"\x16")
 """An alert and a handshake begin with these (RFC 8446, 5.1)."""
@@ -118,21 +120,21 @@ class Header(NamedTuple):
     body_bytes: int
 
     @classmethod
-    def parse(cls, data: Buffer) -> Header:
-        """Return the header in the first bytes; `FrameError` if there is none of this version."""
+    def parse(cls, data: Buffer, expected: int = VERSION) -> Header:
+        """Return the header in the first bytes; `FrameError` if there is none of the expected version."""
         magic, version, kind, number, head_bytes, body_bytes = HEADER.unpack_from(data)
         if magic[:1] in _TLS:
             raise FrameError("the other side speaks TLS, and this one does not: see DATACACHE_CLUSTER_TLS")
         if magic != MAGIC:
             raise FrameError("the other side speaks another protocol")
-        if version != VERSION:
-            raise FrameError(f"the other side speaks version {version} of the exchange, this one {VERSION}")
+        if version != expected:
+            raise FrameError(f"the other side speaks version {version} of the exchange, this one {expected}")
         return cls(kind, number, head_bytes, body_bytes)
 
 
-def header(kind: Kind, number: int, head_bytes: int, body_bytes: int) -> bytes:
+def header(kind: Kind, number: int, head_bytes: int, body_bytes: int, version: int = VERSION) -> bytes:
     """Return the first bytes of a frame."""
-    return HEADER.pack(MAGIC, VERSION, kind, number, head_bytes, body_bytes)
+    return HEADER.pack(MAGIC, version, kind, number, head_bytes, body_bytes)
 
 
 class FrameSocket:
@@ -142,6 +144,8 @@ class FrameSocket:
         """`receiving` is called each time that nothing, or only a part of what is left of a frame, has come for
         `look_every_s`; `sending` each time that little or nothing was taken: `pace.stalled_s` says since when."""
         self.connection, self.pace = connection, Pace()
+        self.version = VERSION
+        """Of the frames from now on."""
         self._left = memoryview(b"")  # what came behind the last frame
         connection.settimeout(None)
         self.wait(look_every_s, receiving, sending)
@@ -166,7 +170,7 @@ class FrameSocket:
 
     def send(self, kind: Kind, number: int, head: bytes = b"", body: Buffer = b"") -> None:
         """Send one frame. `OSError`."""
-        self.send_parts([header(kind, number, len(head), len(body)), head, body])
+        self.send_parts([header(kind, number, len(head), len(body), self.version), head, body])
 
     def send_parts(self, parts: Sequence[Buffer]) -> None:
         """Send bytes in parts: a frame, or more of a body that was announced. `OSError`."""
@@ -207,7 +211,7 @@ class FrameSocket:
             if got >= HEADER.size:
                 break
             self._receiving()  # a header that comes byte by byte would never end
-        first = Header.parse(start)
+        first = Header.parse(start, self.version)
         if (first.head_bytes, first.body_bytes) == (head_bytes, body_bytes):
             self._rest(memoryview(start)[got:])
             self._rest(memoryview(body)[max(0, got - len(start)) :])

@@ -128,19 +128,12 @@ class _TlsSocket(ssl.SSLSocket):
         except TimeoutError as exc:
             raise BlockingIOError from exc
 
-    def recvmsg_into(self, buffers: Sequence[Any], _: int = 0, flags: int = 0) -> Any:  # type: ignore[override]
-        """Receive into the first buffer that is not empty; with flags (`MSG_WAITALL`) until it is full."""
-        into, got = memoryview(next(filter(len, buffers))), 0
+    def recvmsg_into(self, buffers: Sequence[Any], *_: int) -> Any:  # type: ignore[override]
+        """Receive some bytes into the first buffer that is not empty: a record at most, whatever the flags."""
         try:
-            while True:
-                more = self.recv_into(into[got:])
-                got += more
-                if not (flags and more) or got == len(into):
-                    break
+            return self.recv_into(next(filter(len, buffers))), [], 0, None
         except TimeoutError as exc:
-            if not got:
-                raise BlockingIOError from exc
-        return got, [], 0, None
+            raise BlockingIOError from exc
 
     def shutdown(self, how: int) -> None:
         """Shut the connection down and stay with TLS: `SSLSocket` would send the rest of an answer in the clear."""

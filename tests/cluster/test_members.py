@@ -220,6 +220,14 @@ def test_a_node_starts_while_mongodb_is_away_and_joins_when_it_is_back(tmp_path:
         a.stop()  # the lease ends by itself
 
 
+def test_a_lease_that_cannot_be_read_is_passed_over(url: str) -> None:
+    a, b = a_node(url, "a"), a_node(url, "b")
+    b.refresh()
+    with leases_of(url) as leases:
+        leases.update_one({"node": "b"}, {"$set": {"weight": None}})
+    assert names(a) == ["a"]
+
+
 def test_leases_that_ended_long_ago_are_removed(url: str) -> None:
     gone, a = a_node(url, "gone"), a_node(url, "a")
     gone.refresh()

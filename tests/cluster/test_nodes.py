@@ -167,6 +167,9 @@ def test_a_node_drains_and_what_it_had_outlives_it(tmp_path_factory: pytest.Temp
         assert others[0].drain("n1") == {"node": "n1", "state": "draining"}
         until(lambda: states() == [["drained", "serving", "serving"]] * 3)
         assert [each["left"] for each in others[1].cluster()["members"]] == [0, 0, 0]
+        cluster.homes[1].end_daemon()
+        cluster.homes[1].start_daemon()  # who was away when it was told learns it when it is back
+        until(lambda: states() == [["drained", "serving", "serving"]] * 3)
         moved = [now - was for now, was in zip(cluster.stored("ssd"), before, strict=True)]
         assert (moved[0], sum(moved)) == (0, len(mine))  # and not what others have
         again = cluster.data()

@@ -7,6 +7,7 @@ import json
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +21,7 @@ from datacache.daemon.nodes import serve_nodes
 from datacache.exchange import server as server_module
 from datacache.exchange.auth import HELLO, PROOF, Identity, PeerRefusedError, introduce, welcome
 from datacache.exchange.client import Connection
-from datacache.exchange.frames import HEADER, MAGIC, VERSION, Frame, FrameSocket, Kind, header
+from datacache.exchange.frames import HEADER, MAGIC, VERSION, Frame, FrameError, FrameSocket, Kind, header
 from datacache.exchange.wire import BlocksRequest, Mode, decode_error
 from tests.promises import promise
 
@@ -229,9 +230,9 @@ def test_who_has_a_nodes_former_address_cannot_pass_an_introduction_on_to_anothe
 @pytest.mark.parametrize(
     ("versions", "words"),
     [
-        ([VERSION + 1, VERSION + 2], "speaks version"),
-        ([0, VERSION - 1], "speaks version"),
-        (None, "speaks version"),
+        ([VERSION + 1, VERSION + 2], "speaks the versions"),
+        ([0, VERSION - 1], "speaks the versions"),
+        (None, "speaks the versions"),
         ([VERSION], "no introduction"),
         ([VERSION, "2"], "no introduction"),
         (7, "no introduction"),
@@ -243,10 +244,28 @@ def test_a_caller_of_other_versions_hears_which_one_is_spoken(raw: socket.socket
     assert words in refusal(frames)
 
 
-def test_a_caller_that_speaks_a_newer_version_as_well_is_let_in(raw: socket.socket) -> None:
-    frames = over(raw)
-    frames.send(Kind.CALL, 0, HELLO, hello(versions=[VERSION, VERSION + 5]))
-    assert json.loads(bytes(frames.receive(most_bytes=4096).body[:-32]))["version"] == VERSION
+@promise("Nodes speak the newest version of the exchange that both know")
+@pytest.mark.parametrize(
+    ("theirs", "mine", "spoken"), [((1, 3), (1, 1), 1), ((1, 1), (1, 3), 1), ((1, 3), (2, 4), 3), ((1, 1), (2, 3), 0)]
+)
+def test_nodes_agree_on_the_newest_version_that_both_speak(
+    theirs: tuple[int, int], mine: tuple[int, int], spoken: int
+) -> None:
+    ends = [over(end) for end in socket.socketpair()]
+    with ThreadPoolExecutor() as pool, contextlib.closing(ends[0]), contextlib.closing(ends[1]):
+        let_in = pool.submit(welcome, ends[1], replace(B, versions=mine))
+        if not spoken:
+            with pytest.raises(PeerRefusedError, match="speaks the versions 1 to 1 of the exchange, this one 2 to 3"):
+                introduce(ends[0], replace(A, versions=theirs), "b")
+            assert isinstance(let_in.exception(), PeerRefusedError)
+            return
+        introduce(ends[0], replace(A, versions=theirs), "b")
+        assert let_in.result() == "a"
+        ends[0].send(Kind.CALL, 7, b"more")
+        assert ends[1].receive(most_bytes=100).head == b"more"
+        ends[0].connection.sendall(header(Kind.CALL, 7, 0, 0, spoken + 1))
+        with pytest.raises(FrameError, match=f"speaks version {spoken + 1}"):
+            ends[1].receive(most_bytes=100)
 
 
 @promise("What is no introduction of a node is hung up on, and keeps no other node out")

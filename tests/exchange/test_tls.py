@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from datacache.core.errors import SettingsError
-from datacache.exchange.auth import Identity, PeerRefusedError, introduce, welcome
-from datacache.exchange.frames import FrameSocket, Kind
+from datacache.exchange import server as server_module
+from datacache.exchange.auth import HELLO, Identity, PeerRefusedError, introduce, welcome
+from datacache.exchange.frames import FrameSocket, Kind, header
 from datacache.exchange.server import Answer, FrameServer
 from datacache.exchange.tls import Certificates
 from tests.promises import promise
@@ -186,6 +187,23 @@ def test_a_folder_without_certificates_is_named(ca: Ca, tmp_path: Path, spoil: C
     spoil(folder / "ca.crt")
     with pytest.raises(SettingsError, match="DATACACHE_CLUSTER_TLS"):
         Certificates(folder)
+
+
+def test_an_introduction_over_tls_has_one_end_however_often_a_byte_of_it_comes(
+    monkeypatch: pytest.MonkeyPatch, a: Identity, b: Identity
+) -> None:
+    monkeypatch.setattr(server_module, "_INTRODUCTION_S", 0.6)
+    assert a.tls is not None
+
+    def drip(connection: socket.socket) -> None:
+        for byte in header(Kind.CALL, 0, 5, 200) + HELLO + bytes(200):
+            connection.sendall(bytes([byte]))
+            threading.Event().wait(0.3)
+
+    with serving(b) as address, framed(socket.create_connection(address, timeout=30)) as frames:
+        a.tls.secure(frames, server=False)
+        with pytest.raises(OSError, match=r"(?i)reset|pipe|eof|closed"):
+            drip(frames.connection)
 
 
 def test_an_answer_under_way_when_a_node_stops_is_not_sent_in_the_clear(a: Identity, b: Identity) -> None:
