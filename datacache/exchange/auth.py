@@ -64,7 +64,7 @@ def introduce(frames: FrameSocket, me: Identity, wanted: str) -> None:
         raise PeerRefusedError("the other node does not have the cluster's key")
     fields = _fields(theirs)
     version = fields.get("version")
-    if version not in range(me.versions[0], me.versions[1] + 1):
+    if not isinstance(version, int) or not me.versions[0] <= version <= me.versions[1]:
         raise PeerRefusedError(f"the other node speaks version {version!r} of the exchange, {_spoken(me)}")
     if fields["node"] != wanted:
         raise PeerRefusedError(f"the other node is {fields['node']!r}, not {wanted!r}")

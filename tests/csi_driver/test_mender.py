@@ -247,6 +247,9 @@ def test_a_mount_that_does_not_answer_holds_no_call_up(
     assert {info.pid, *info.workers} <= {*stopped}
     for pid in stopped:
         os.kill(pid, signal.SIGSTOP)
+    for pid in stopped:  # a signal is sent, and a thread may run on for a moment
+        while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+            threading.Event().wait(0.01)
     try:
         condition = kubelet.stats("v", target).volume_condition
         assert (condition.abnormal, "does not answer" in condition.message) == (True, True)

@@ -99,9 +99,9 @@ def test_of_a_block_that_is_not_here_what_its_places_span_is_asked_for(
     data = Random(0).randbytes(2 * BLOCK_BYTES + 1000)
     asked, ask = [], DaemonClient.blocks_or_errors
 
-    def noted(self: DaemonClient, wanted: Any, *more: Any, parts: Any = (), **named: Any) -> Any:
-        asked.extend((number, *part) for (_, number), part in zip(wanted, parts, strict=True))
-        return ask(self, wanted, *more, parts=parts, **named)
+    def noted(self: DaemonClient, wanted: Any, *more: Any, spans: Any = (), **named: Any) -> Any:
+        asked.extend((number, *span) for (_, number), span in zip(wanted, spans, strict=True))
+        return ask(self, wanted, *more, spans=spans, **named)
 
     with api.open_snapshot(make({"shard.tar": data}), settings) as snapshot:
         files = SnapshotFiles(snapshot)
