@@ -171,7 +171,7 @@ class OtherNode:
         """Send a question, and those that wait and fit in with it, and see to the answers."""
         now = time.monotonic()
         if self._breaker.enter(now, now, late=False) is not None:
-            self._let_next(heard=False)
+            self._let_next(instead=Kind.BUSY)
             first.settle(Kind.BUSY)
             return
         questions = [first]
@@ -199,7 +199,7 @@ class OtherNode:
             if self._words % 32 == 0:
                 slowest = sorted(self._times_s)[int(0.99 * (len(self._times_s) - 1))]
                 self.limit_s = min(MOST_S, max(LEAST_S, _TIMES_P99 * slowest))
-        self._let_next(heard=True)
+        self._let_next()
         exchange = _Exchange(questions, connection, answers, len(questions))
         self._take(exchange, *word)
         self._go_on(exchange, first)
@@ -229,17 +229,18 @@ class OtherNode:
                 connection = None  # the node was restarted since, perhaps: a new connection tells
                 self._hang_up()
 
-    def _let_next(self, *, heard: bool) -> None:
-        """Let the next question out, as the node was heard; or answer those that wait, as it stays silent."""
+    def _let_next(self, *, instead: Came | SilentError | None = None) -> None:
+        """Let the next question out, as the node was heard; or give those that wait this answer `instead`."""
+        heard = instead is None
         with self._lock:
             self._unheard -= 1
             waiting = [self._waiting.popleft() for _ in range(len(self._waiting) if not heard else 1) if self._waiting]
             self._unheard += heard and bool(waiting)
         for question in waiting:
-            if heard:
+            if instead is None:
                 question.call_on(lambda question=question: self._lead(question))  # type: ignore[misc]
             else:
-                question.settle(SilentError())
+                question.settle(instead)
 
     def _go_on(self, exchange: _Exchange, mine: Question) -> None:
         """Settle questions as answers come. Once this thread's own is settled, another thread takes its place."""
@@ -281,7 +282,7 @@ class OtherNode:
             log.warning("the node at %s is passed over: %s", self.address, exc)
         self._hang_up()  # a new connection shows soon whether the node answers at all
         if not heard:
-            self._let_next(heard=False)
+            self._let_next(instead=SilentError())
         for question in questions:
             question.settle(SilentError(str(exc)))
         if not isinstance(exc, OSError | DatacacheError | ValueError):

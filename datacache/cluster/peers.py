@@ -71,7 +71,7 @@ class Peers:
         self.members, self.me, self.address, self._zone, self._mode_of = members, me, address, zone, mode_of
         self._patience_s = patience_s
         self._lock = threading.Lock()  # guards all below
-        self._peers: dict[str, OtherNode] = {}
+        self._peers: dict[tuple[str, str], OtherNode] = {}  # by id and address
         self._version, self._placement = -1, Placement(())
         self._joined_at = time.monotonic()
         self.draining = threading.Event()
@@ -203,7 +203,7 @@ class Peers:
 
     def _described(self) -> list[dict[str, Any]]:
         with self._lock:
-            problems = {peer.address: peer.problem for peer in self._peers.values()}
+            problems = {key: peer.problem for key, peer in self._peers.items()}
         return [
             {
                 "node": member.id,
@@ -214,7 +214,7 @@ class Peers:
                 "left": member.left,
                 "seen_s": round(member.seen_s, 1),
                 "this": member.address == self.address,
-                "problem": problems.get(member.address, ""),
+                "problem": problems.get((member.id, member.address), ""),
             }
             for member in self.members.view.members
         ]
@@ -233,8 +233,8 @@ class Peers:
         with self._lock:
             if view.version != self._version:
                 self._version, self._placement = view.version, Placement(view.members, self._zone)
-                there = {member.address for member in view.members}
-                gone = [self._peers.pop(address) for address in list(self._peers) if address not in there]
+                there = {(member.id, member.address) for member in view.members}
+                gone = [self._peers.pop(key) for key in list(self._peers) if key not in there]
             else:
                 gone = []
             placement = self._placement
@@ -270,9 +270,9 @@ class Peers:
 
     def _peer(self, member: Member) -> OtherNode:
         with self._lock:
-            peer = self._peers.get(member.address)
+            peer = self._peers.get((member.id, member.address))
             if peer is None:
-                peer = self._peers[member.address] = OtherNode(member, self.me, self._patience_s)
+                peer = self._peers[member.id, member.address] = OtherNode(member, self.me, self._patience_s)
             return peer
 
 

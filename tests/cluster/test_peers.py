@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -320,6 +321,16 @@ def test_a_node_that_never_comes_to_an_end_is_given_up(nodes: Nodes, how: str) -
 
     endless, good = nodes.add(go_on), nodes.add(honest)
     assert get(nodes.peers(), endless, good) == CONTENT
+
+
+def test_a_node_that_has_another_name_at_an_address_is_asked_by_that_name(nodes: Nodes) -> None:
+    member = nodes.add(honest)
+    peers = nodes.peers()
+    before = replace(member, id="before")
+    peers.members.view = peers.members.view.replaced([nodes.members[0], before])  # type: ignore[misc]
+    assert get(peers, before) is None
+    peers.members.view = peers.members.view.replaced([nodes.members[0], member])  # type: ignore[misc]
+    assert get(peers, member) == CONTENT
 
 
 def test_one_late_answer_has_the_node_asked_again_over_a_new_connection(nodes: Nodes) -> None:
