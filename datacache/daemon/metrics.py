@@ -11,7 +11,7 @@ from datacache.daemon.fetcher import LATENCY_BOUNDS_S
 
 
 def render_metrics(state: dict[str, Any]) -> str:
-    """Return `/metrics` for the state that `/v1/cache` shows. It names no credential and no object."""
+    """Return the metrics for the state that the operation `cache` tells. It names no credential and no object."""
     lines: list[str] = []
 
     def metric(name: str, kind: str, text: str, samples: float | list[tuple[str, float]]) -> None:

@@ -47,7 +47,7 @@ Item = tuple[ObjectRef, int, BlockId]
 
 @dataclass
 class WarmJob:
-    """One warm-up, as `GET /v1/jobs/<id>` shows it. `bytes_done` counts the bytes on the node, found or fetched."""
+    """One warm-up, as the operation `job` tells it. `bytes_done` counts the bytes on the node, found or fetched."""
 
     id: str
     ref: str

@@ -197,7 +197,7 @@ class Plan:
             self.ready.popleft()
 
     def state(self) -> dict[str, object]:
-        """Return the plan for `GET /v1/cache`."""
+        """Return the plan for the operation `cache`."""
         same = ("id", "dataset", "snapshot", "position", "fetched", "fetched_bytes", "errors", "window_bytes")
         return {name: getattr(self, name) for name in same} | {
             "items": self.length,
