@@ -362,12 +362,11 @@ class Fetcher:
                 self._release_flight(flight)
                 flight.data.set_result(here)
                 return
-            if self._whole is not None:
-                self._whole.expect_sound(ref)
+            sound = self._whole is None or self._whole.expect_sound(ref)
             start = number * BLOCK_BYTES
             self._getting[id] = time.monotonic()
             try:
-                given = self._ask_nodes(self._peers, flight, wanted) if self._peers is not None else None
+                given = self._ask_nodes(self._peers, flight, wanted) if sound and self._peers is not None else None
                 begun = time.monotonic()
                 if given is None:
                     with AskedAt(asked):

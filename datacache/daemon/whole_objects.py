@@ -81,14 +81,16 @@ class WholeObjects:
         self._looker = threading.Thread(target=self._keep_looking, name="unchecked", daemon=True)
         self._looker.start()
 
-    def expect_sound(self, ref: ObjectRef) -> None:
-        """Raise `ChecksumError` for an object that keeps coming with other bytes than its checksum is of."""
+    def expect_sound(self, ref: ObjectRef) -> bool:
+        """Return False for an object that came with other bytes than its checksum is of: other nodes may still have
+        those. Raise `ChecksumError` if it keeps coming so."""
         if not self._failed:
-            return
+            return True
         with self._changed:
             failures, at, error = self._failed.get(object_id(ref), (0, 0.0, None))
             if failures >= _FAILURES and error is not None and time.monotonic() - at < _DAMAGED_S:
                 raise error
+            return not failures
 
     def fetched(self, ref: ObjectRef, number: int, data: Data) -> None:
         """Take note of the bytes of a block, before it is stored. Waits a few seconds while many wait to be checked."""

@@ -16,7 +16,7 @@ from datacache.daemon import fetcher as fetcher_module
 from datacache.daemon import whole_objects
 from datacache.daemon.fetcher import Fetcher
 from datacache.daemon.whole_objects import WholeObjects
-from datacache.store.checksums import Tally
+from datacache.store.checksums import Checksum, Tally, compute
 from tests.daemon.test_turns import held_bytes
 from tests.promises import promise
 
@@ -47,6 +47,16 @@ class Tiers:
 
     def unchecked(self):
         return []
+
+    def mark_checked(self, id):
+        pass
+
+    def drop_object(self, blocks):
+        for id in blocks:
+            self.here.pop(id, None)
+
+    def sweep(self):
+        pass
 
     def has(self, id):
         return id in self.here
@@ -432,4 +442,22 @@ def test_what_the_disk_of_another_node_keeps_counts_as_kept_though_no_tier_here_
     assert fetcher.kept_elsewhere(id, "d")
     read(fetcher, LARGE, 0, "d").result(30)
     until(lambda: len(others.asked) > 2)  # read ahead as ever
+    fetcher.close()
+
+
+@promise("A large object that other nodes give with wrong bytes comes from the store the next time")
+def test_a_large_object_that_other_nodes_have_damaged_is_got_from_the_store(store):
+    expected = Checksum("sha256", compute("sha256", b"x" * LARGE.size_bytes))
+    store.checksum = lambda _: expected
+    others, tiers = Others(), Tiers()
+    others.get = lambda *_: memoryview(b"y" * BLOCK_BYTES)
+    whole = WholeObjects(tiers, tiers, lambda _: store)
+    fetcher = Fetcher(tiers, tiers, lambda _: store, 8, whole=whole, peers=others)
+
+    def read_all():
+        return {bytes(read(fetcher, LARGE, number, "d").result(30)[:1]) for number in range(8)}
+
+    assert read_all() == {b"y"}
+    until(lambda: not tiers.here)  # it leaves the cache
+    assert read_all() == {b"x"}
     fetcher.close()
