@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 
 from datacache.cluster.members import Member
 from datacache.core.breaker import Breaker
-from datacache.core.errors import DatacacheError
+from datacache.core.errors import DatacacheError, StoreUnavailableError
 from datacache.core.ids import BLOCK_BYTES, ObjectRef, block_length
 from datacache.exchange.auth import Identity, introduce
 from datacache.exchange.client import Connection
@@ -50,6 +50,10 @@ Came = memoryview | DatacacheError | Kind
 
 class SilentError(Exception):
     """A node does not answer, or not as it should."""
+
+
+class _EndlessError(TimeoutError):
+    """A node has shown signs of life for as long as anything takes, and has given no block."""
 
 
 class SilenceBudget:
@@ -125,12 +129,18 @@ class _Exchange:
     """Answers that are to come before those that the node waits for."""
     later: deque[int] = field(default_factory=deque)
 
+    @property
+    def left(self) -> list[Question]:
+        """The questions that have no answer yet."""
+        return [question for question in self.questions if not question.settled]
+
 
 class OtherNode:
     """See the module."""
 
     def __init__(self, member: Member, me: Identity, patience_s: float) -> None:
-        """`patience_s` is how long an answer may take however many signs of life come."""
+        """`patience_s` is how long an answer may take however many signs of life come. A node that has not given the
+        block by then waits for its store: that is no failure of the node, but of the store."""
         self.address = member.address
         self._member, self._me, self._patience_s = member, me, patience_s
         self._breaker: Breaker[Exception] = Breaker(patience_s, doubt=_DOUBT, pauses_s=_PAUSES_S)
@@ -247,9 +257,16 @@ class OtherNode:
         try:
             while exchange.first_left or (exchange.later and not mine.settled):
                 self._take(exchange, *next(exchange.answers))
+        except _EndlessError:
+            exchange.connection.close()
+            for question in exchange.left:
+                url = question.block[0].url
+                words = f"{url}: the node at {self.address} has not got it in {self._patience_s:.0f} s"
+                question.settle(StoreUnavailableError(words, url=url))
+            return
         except BaseException as exc:  # noqa: BLE001 - raised again, once those that wait know
             exchange.connection.close()
-            self._failed(exc, [question for question in exchange.questions if not question.settled], heard=True)
+            self._failed(exc, exchange.left, heard=True)
             return
         if exchange.later:
             heir = exchange.questions[exchange.later[0]]
@@ -315,8 +332,11 @@ class _LivelyDeadline(Deadline):
 
     def look(self) -> None:
         """Raise `TimeoutError` when the time is up."""
+        now = time.monotonic()
+        if now > self._end_at:
+            raise _EndlessError("the node has taken too long")
         if self.pace.moved_on():
-            self.give_up_at = max(self.give_up_at, min(self._end_at, time.monotonic() + MOST_S))
+            self.give_up_at = max(self.give_up_at, min(self._end_at, now + MOST_S))
         super().look()
 
 

@@ -28,7 +28,7 @@ from datacache.cluster.members import (
 )
 from datacache.cluster.peer import Came, NodeConnection, OtherNode, Question, SilenceBudget, SilentError
 from datacache.cluster.placement import Placement
-from datacache.core.errors import CacheError, DatacacheError, StoreError, UsageError
+from datacache.core.errors import CacheError, DatacacheError, StoreError, StoreUnavailableError, UsageError
 from datacache.core.ids import BlockId, ObjectRef
 from datacache.exchange.auth import Identity
 from datacache.exchange.tls import Certificates
@@ -38,6 +38,10 @@ from datacache.settings import Settings
 _RANK = 16
 _FURTHER = 3
 """Nodes that one which stands in for an owner asks what they have: readers keep what came from the owner."""
+_MORE_S = 5.0
+"""How long the owner of a block may take for it beyond a store's last try."""
+_LAST_TRY = 0.25
+"""The part of the time for a store that this node tries it, once it has not answered the owner for all of that."""
 _LATELY_S = 600.0
 """So long after it began to serve, an owner asks who owned the block until then."""
 
@@ -64,12 +68,14 @@ class Peers:
         zone: str,
         mode_of: Callable[[str], str],
         *,
-        patience_s: float = 30.0,
+        store_timeout_s: float = 30.0,
     ) -> None:
-        """`address` is this node's own; `mode_of` gives the mode of a data set; `patience_s` is how long a reader waits
-        for a store."""
+        """`address` is this node's own; `mode_of` gives the mode of a data set; `store_timeout_s` is how long a node
+        tries a store, and how long its last try may take."""
         self.members, self.me, self.address, self._zone, self._mode_of = members, me, address, zone, mode_of
-        self._patience_s = patience_s
+        self._patience_s = 2 * store_timeout_s + _MORE_S
+        self.last_try_s = _LAST_TRY * store_timeout_s
+        """How long to try a store that has not answered the owner."""
         self._lock = threading.Lock()  # guards all below
         self._peers: dict[tuple[str, str], OtherNode] = {}  # by id and address
         self._version, self._placement = -1, Placement(())
@@ -86,8 +92,9 @@ class Peers:
 
     def get(
         self, members: list[Member], ref: ObjectRef, number: int, dataset: str, patience: SilenceBudget | None = None
-    ) -> memoryview | None:
-        """Return a block that one of some nodes has, or gets from the store; None if none of them gives it."""
+    ) -> memoryview | StoreUnavailableError | None:
+        """Return a block that one of some nodes has, or gets from the store, or the error of one whose store does not
+        answer; None if none of them gives it."""
         return self._first(members, (ref, number, dataset), Mode.OWNER, patience or SilenceBudget())
 
     def get_earlier(
@@ -104,7 +111,8 @@ class Peers:
         if self.address in addresses[1:]:
             after = addresses.index(self.address) + 1
             asked += ranked[after : after + _FURTHER]
-        return self._first(asked, (ref, number, dataset), Mode.HAVE, patience or SilenceBudget())
+        found = self._first(asked, (ref, number, dataset), Mode.HAVE, patience or SilenceBudget())
+        return found if isinstance(found, memoryview) else None
 
     def keeps(self, dataset: str) -> bool:
         """Tell whether this node keeps on its disk what it got from another one."""
@@ -244,7 +252,7 @@ class Peers:
 
     def _first(
         self, members: list[Member], block: tuple[ObjectRef, int, str], mode: Mode, patience: SilenceBudget
-    ) -> memoryview | None:
+    ) -> memoryview | StoreUnavailableError | None:
         """Return the block from the first of some nodes that gives it. Nodes that are busy, or have not got it, cost
         little, and those that turn out to be silent no more than there is patience."""
         left = [member for member in members if member.address != self.address]
@@ -265,7 +273,7 @@ class Peers:
                 return came
             # The store's refusal is for the owner's credentials, and this node has its own; so it asks the store.
             if isinstance(came, StoreError):
-                break
+                return came if isinstance(came, StoreUnavailableError) else None
         return None
 
     def _peer(self, member: Member) -> OtherNode:
@@ -284,4 +292,6 @@ def open_peers(settings: Settings, holder: str) -> Peers | None:
         return None
     tls = Certificates(settings.cluster_tls) if settings.cluster_tls else None
     me = Identity(settings.cluster, settings.node or socket.gethostname(), read_cluster_key(settings), tls)
-    return Peers(members, me, settings.listen, settings.zone, settings.mode_of, patience_s=settings.store_timeout_s)
+    return Peers(
+        members, me, settings.listen, settings.zone, settings.mode_of, store_timeout_s=settings.store_timeout_s
+    )

@@ -12,6 +12,7 @@ thirds of the processor time of its awaitable ones.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from bisect import bisect_left
@@ -366,10 +367,10 @@ class Fetcher:
             start = number * BLOCK_BYTES
             self._getting[id] = time.monotonic()
             try:
-                given = self._ask_nodes(self._peers, flight, wanted) if sound and self._peers is not None else None
-                begun = time.monotonic()
+                given, within_s = self._ask_nodes(flight, wanted) if sound else (None, math.inf)
+                self._getting[id] = begun = time.monotonic()  # the store may take its time again
                 if given is None:
-                    with AskedAt(asked):
+                    with AskedAt(asked, within_s):
                         data = self._open_store(ref.store).read(ref, start, start + length)
                 else:
                     data = given
@@ -418,8 +419,11 @@ class Fetcher:
         self._writer.put(block, landed)
         flight.data.set_result(data)
 
-    def _ask_nodes(self, peers: Peers, flight: _Flight, wanted: _Wanted) -> Data | None:
-        """Return a block that another node has, or gets for us."""
+    def _ask_nodes(self, flight: _Flight, wanted: _Wanted) -> tuple[memoryview | None, float]:
+        """Return a block that another node has, or gets for us; if there is none, how long to try the store at most."""
+        peers = self._peers
+        if peers is None:
+            return None, math.inf
         id, ref, number, dataset = wanted[:4]
         before = peers.ranked_before_this(id, dataset)
         with self._lock:
@@ -428,7 +432,11 @@ class Fetcher:
         patience = SilenceBudget(for_node=flight.alone)
         found = peers.get(before, ref, number, dataset, patience) if asks else None
         flight.asks_node = False  # the store waits for no node
-        return found if found is not None else peers.get_earlier(id, ref, number, dataset, patience)
+        if isinstance(found, memoryview):
+            return found, math.inf
+        earlier = peers.get_earlier(id, ref, number, dataset, patience)
+        # Once more, as the store may be away for the owner alone.
+        return earlier, peers.last_try_s if found is not None else math.inf
 
     def _landed_meanwhile(self, id: BlockId, looked: int | None, *, ahead: bool) -> Data | None:
         """Return a block that landed between its caller's look and the beginning of this flight. Nobody wants the bytes

@@ -16,6 +16,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import logging
+import math
 import os
 import random
 import time
@@ -48,23 +49,31 @@ DAMAGED_AGAIN = 3
 _LAST_CHANCE_S = 5.0
 """The least time for which a call is tried again that was asked for long ago and waited for its turn since."""
 _log = logging.getLogger(__name__)
-_asked_at: ContextVar[float | None] = ContextVar("asked_at", default=None)
+_asked_at: ContextVar[AskedAt | None] = ContextVar("asked_at", default=None)
 
 
 class AskedAt:
-    """Have the deadline of the calls within counted from when they were asked for (`time.monotonic()`). A class, as
-    `contextlib` takes twice as long and every get does this."""
+    """Have the deadline of the calls within counted from when they were asked for (`time.monotonic()`). With `within_s`
+    they and their requests end so long after this began, at the latest. A class, as `contextlib` takes twice as long
+    and every get does this."""
 
-    __slots__ = ("_token", "_when")
+    __slots__ = ("_token", "end_at", "when")
 
-    def __init__(self, when: float) -> None:
-        self._when = when
+    def __init__(self, when: float, within_s: float = math.inf) -> None:
+        self.when, self.end_at = when, time.monotonic() + within_s
 
     def __enter__(self) -> None:
-        self._token = _asked_at.set(self._when)
+        self._token = _asked_at.set(self)
 
     def __exit__(self, *_: object) -> None:
         _asked_at.reset(self._token)
+
+
+def request_s(timeout_s: float) -> float:
+    """Return how long a request may take that has `timeout_s`, and for which there may be less time left (`AskedAt`).
+    Never 0."""
+    asked = _asked_at.get()
+    return timeout_s if asked is None else min(timeout_s, max(0.001, asked.end_at - time.monotonic()))
 
 
 class Backoff:
@@ -300,8 +309,9 @@ class RetryingStore:
     def _attempt(self, began: float | None = None) -> _Attempt:
         """Return the attempt of a call that comes now, or `began` while the store answered."""
         now = time.monotonic() if began is None else began
-        came = _asked_at.get() or now
-        left_s = min(self._deadline_s, max(came + self._deadline_s - now, _LAST_CHANCE_S))
+        asked = _asked_at.get()
+        came, end_at = (asked.when, asked.end_at) if asked is not None else (now, math.inf)
+        left_s = min(self._deadline_s, max(came + self._deadline_s - now, _LAST_CHANCE_S), end_at - now)
         backoff = Backoff(left_s, tell=self._tell, reached=self._reached, began=now)
         breaker = self._breaker.get()
         return _Attempt(self.url, breaker, backoff, came, self._sleep, late=began is None and breaker.silent)

@@ -19,7 +19,7 @@ from datacache.cluster import peers as peers_module
 from datacache.cluster.members import Member, StaticMembers
 from datacache.cluster.peer import Question, SilenceBudget, SilentError
 from datacache.cluster.peers import Peers
-from datacache.core.errors import DaemonError, StoreUnavailableError, UsageError
+from datacache.core.errors import DaemonError, StoreAccessError, StoreUnavailableError, UsageError
 from datacache.core.ids import ObjectRef
 from datacache.exchange.auth import Identity, welcome
 from datacache.exchange.frames import LEAST_BYTES, Frame, FrameSocket, Kind, header
@@ -60,10 +60,11 @@ class Nodes:
         self.members.append(Member(name, f"127.0.0.1:{listener.getsockname()[1]}", 1.0))
         return self.members[-1]
 
-    def peers(self, *, patience_s: float = 30.0) -> Peers:
+    def peers(self, *, store_timeout_s: float = 30.0) -> Peers:
         """Return the nodes as `me` knows them."""
         members, me = StaticMembers("me", tuple(self.members)), Identity("lab", "me", KEY)
-        peers = Peers(members, me, self.members[0].address, "", lambda dataset: "share", patience_s=patience_s)
+        address, share = self.members[0].address, lambda dataset: "share"
+        peers = Peers(members, me, address, "", share, store_timeout_s=store_timeout_s)
         self._stack.callback(peers.close)
         return peers
 
@@ -89,6 +90,7 @@ REFUSING = answering(Kind.REFUSED, body=encode_error(UsageError("bad request: a 
 
 def get(peers: Peers, *members: Member) -> bytes | None:
     found = peers.get(list(members), REF, 0, "d")
+    assert not isinstance(found, StoreUnavailableError)
     return None if found is None else bytes(found)
 
 
@@ -178,9 +180,19 @@ def test_a_refusal_is_the_answer_to_each_block_that_is_left(nodes: Nodes) -> Non
 
 
 def test_the_store_refuses_an_owner_once_and_no_other_node_asks_it_for_this_one(nodes: Nodes) -> None:
-    refused = encode_error(StoreUnavailableError("it is away", url="s3://b/k"))
+    refused = encode_error(StoreAccessError("it is closed", url="s3://b/k"))
     owner, good = nodes.add(answering(Kind.ERROR, body=refused)), nodes.add(honest)
     assert get(nodes.peers(), owner, good) is None
+
+
+@promise("An owner whose store does not answer is not blamed for it")
+def test_an_owner_whose_store_is_away_says_so_and_no_other_node_asks_it_for_this_one(nodes: Nodes) -> None:
+    away = encode_error(StoreUnavailableError("it is away", url="s3://b/k"))
+    owner, good = nodes.add(answering(Kind.ERROR, body=away)), nodes.add(honest)
+    peers = nodes.peers()
+    for _ in range(3):
+        assert isinstance(peers.get([owner, good], REF, 0, "d"), StoreUnavailableError)
+    assert peers.describe()["members"][1]["problem"] == ""
 
 
 @promise("An owner whose store is slow is waited for as long as it shows signs of life")
@@ -249,12 +261,21 @@ def test_bytes_are_a_sign_of_life_unless_they_drip(nodes: Nodes, how: str, monke
     assert came == (large if how == "slow" else None)
 
 
-def test_an_owner_that_gets_a_block_for_ever_is_not_waited_for_longer_than_a_store(nodes: Nodes) -> None:
+@promise("An owner whose store does not answer is not blamed for it")
+def test_an_owner_that_gets_a_block_for_ever_is_given_up_and_not_blamed(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peers_module, "_MORE_S", 0.0)
+
     def never(frames: FrameSocket, request: Frame) -> None:
         while not nodes.over.wait(0.05):
             frames.send(Kind.WAIT, request.number)
 
-    assert get(nodes.peers(patience_s=0.5), nodes.add(never)) is None
+    owner, other = nodes.add(never), nodes.add(honest)
+    peers = nodes.peers(store_timeout_s=0.2)
+    for _ in range(2):
+        assert isinstance(peers.get([owner, other], REF, 0, "d"), StoreUnavailableError)
+    assert peers.describe()["members"][1]["problem"] == ""
 
 
 def test_questions_that_wait_for_the_first_word_of_a_node_go_together(nodes: Nodes) -> None:

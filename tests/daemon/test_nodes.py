@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -15,8 +16,10 @@ import pytest
 from datacache.cluster import peer as peer_module
 from datacache.cluster.members import Member, StaticMembers
 from datacache.cluster.peers import Peers, open_peers
+from datacache.core.errors import StoreUnavailableError
 from datacache.core.ids import ObjectRef, block_id, object_id
 from datacache.daemon import nodes as nodes_module
+from datacache.daemon.client import import_store_clients
 from datacache.daemon.fetcher import Fetcher
 from datacache.daemon.nodes import serve_nodes
 from datacache.exchange.auth import Identity
@@ -24,6 +27,8 @@ from datacache.exchange.frames import Kind
 from datacache.exchange.server import FrameServer
 from datacache.exchange.wire import BlocksRequest, Mode
 from datacache.settings import load_settings
+from datacache.store.open import open_store
+from tests.conformance.faults import Fault, FaultProxy
 from tests.daemon.test_fetcher import Store, Tiers, small, until
 from tests.promises import promise
 
@@ -138,6 +143,39 @@ def test_a_slow_store_is_asked_once_and_holds_up_nothing_that_is_here(
         connection.close()
         assert [each.result() for each in waits] == [b"x" * 10] * 2
     assert len(lab.store.reads) == 2
+
+
+@promise("An owner whose store does not answer is not blamed for it")
+def test_a_read_ends_soon_after_the_owner_gave_up_a_store_that_never_answers(
+    monkeypatch: pytest.MonkeyPatch, home: Path, record_property: Callable[[str, object], None]
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION"):
+        monkeypatch.setenv(name, "x")
+    settings = replace(load_settings(), store_timeout_s=0.5)
+    weights = {"owner": 1.0, "next": 1e-3, "asks": 1e-9}
+    members = tuple(Member(name, f"127.0.0.1:{free_port()}", weight) for name, weight in weights.items())
+    with contextlib.ExitStack() as stack:
+        proxy = stack.enter_context(FaultProxy("http://127.0.0.1:1"))
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
+        over = threading.Event()
+        stack.callback(over.set)
+        proxy.always(Fault(wait=over))
+        for member in members:
+            me, view = Identity("lab", member.id, KEY), StaticMembers(member.id, members)
+            peers = Peers(view, me, member.address, "", lambda _: "share", store_timeout_s=0.5)
+            stack.callback(peers.close)
+            tiers, store = Tiers(), open_store("s3://b", settings)
+            fetcher = Fetcher(tiers, tiers, lambda _, store=store: store, 8, peers=peers)
+            stack.callback(fetcher.close)
+            stack.callback(serve_nodes(peers, fetcher).close)
+        import_store_clients()
+        begun = time.monotonic()
+        reading = fetcher.read(small(0), 0, "d")
+        with pytest.raises(StoreUnavailableError, match="s3://b/small/0"):
+            reading.data.result(30)
+        record_property("time, of the store's", (time.monotonic() - begun) / settings.store_timeout_s)
+        assert len(proxy.requests) == 2  # of the owner, and a short one of the node that asked it
+        assert [each["problem"] for each in peers.describe()["members"]] == [""] * 3
 
 
 def test_a_node_listens_for_nodes_that_vanished_without_a_word(lab: Lab) -> None:

@@ -34,6 +34,7 @@ from datacache.store.errors import (
     from_connection,
     from_status,
 )
+from datacache.store.retry import request_s
 from datacache.store.s3.access import S3Access
 from datacache.store.s3.requests import cut_short, quoted_key, skipped_bytes
 
@@ -102,10 +103,11 @@ class S3Getter:
         if self._proxied:
             raise UnusualAnswerError
         request = self._request(ref, start, stop)
-        deadline = _Deadline(time.monotonic() + self._access.timeout_s, self._access.timeout_s)
+        timeout_s = request_s(self._access.timeout_s)
+        deadline = _Deadline(time.monotonic() + timeout_s, timeout_s)
         connection: socket.socket | None = None
         try:
-            connection = self._connected()
+            connection = self._connected(timeout_s)
             connection.sendall(request)
             head = _read_head(connection, b"", deadline)
             while 100 <= head.status < 200:  # an interim answer: the one that was asked for follows
@@ -122,7 +124,8 @@ class S3Getter:
             data = page_buffer(stop - start)
             _read_body(connection, head.rest, data, skip, deadline)
             data = data.toreadonly()
-            if int(length) == wanted >= len(head.rest) and head.headers.get("connection", "").lower() != "close":
+            whole = int(length) == wanted >= len(head.rest) and head.headers.get("connection", "").lower() != "close"
+            if whole and timeout_s == self._access.timeout_s:
                 self._idle.append(connection)
                 connection = None
         except ClosedAddressError as exc:
@@ -144,9 +147,10 @@ class S3Getter:
         while self._idle:
             self._idle.pop().close()
 
-    def _connected(self) -> socket.socket:
-        """Return a connection that the server has not closed meanwhile."""
-        while self._idle:
+    def _connected(self, timeout_s: float) -> socket.socket:
+        """Return a connection that the server has not closed meanwhile, each call on which takes `timeout_s` at most.
+        One for less than the usual is new, and of no use afterwards."""
+        while self._idle and timeout_s == self._access.timeout_s:
             try:
                 connection = self._idle.pop()
             except IndexError:  # another thread took it
@@ -155,18 +159,18 @@ class S3Getter:
             if connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1) == _ESTABLISHED:
                 return connection
             connection.close()
-        timeout_s, rule = min(10.0, self._access.timeout_s), self._access.rule
+        connect_s, rule = min(10.0, timeout_s), self._access.rule
         if rule is None:
-            connection = socket.create_connection(self._address, timeout=timeout_s)
+            connection = socket.create_connection(self._address, timeout=connect_s)
         else:
-            connection = rule.connect(*self._address, timeout_s)
+            connection = rule.connect(*self._address, connect_s)
         try:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            connection.settimeout(self._access.timeout_s)
+            connection.settimeout(timeout_s)
             if self._tls is not None:
                 return self._tls.wrap_socket(connection, server_hostname=self._address[0])
             connection.settimeout(None)
-            _wait_at_most(connection, self._access.timeout_s)
+            _wait_at_most(connection, timeout_s)
         except BaseException:
             connection.close()
             raise
