@@ -17,7 +17,7 @@ import threading
 import time
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -165,6 +165,10 @@ class Fetcher:
         if self.local.has(block):
             self._writer.call(lambda: self._writer.drop(block)).result()
         return False
+
+    def not_on_disk(self, blocks: Sequence[BlockId]) -> list[int]:
+        """Return the positions of the blocks that the SSD has not got, or the RAM of a node without one."""
+        return self.local.missing(blocks, on_disk=self._writer.tiers[-1].budget_bytes > 0)
 
     def kept_elsewhere(self, block: BlockId, dataset: str) -> bool:
         """Tell whether a block is for the disk of another node to keep."""
@@ -396,7 +400,8 @@ class Fetcher:
                 self.stats.get_s += took_s
                 self.stats.get_counts[bisect_left(LATENCY_BOUNDS_S, took_s)] += 1
 
-        elsewhere = given is not None and self._peers is not None and not self._peers.keeps(dataset)
+        # A node that others ask for a block stands in for its owner, or is the owner in a newer view.
+        elsewhere = not flight.alone and self.kept_elsewhere(id, dataset)
 
         def landed(kept: bool) -> None:  # in the writer's thread
             self._refused = not (kept or elsewhere)

@@ -3,7 +3,7 @@
 Each new owner is asked which of its blocks it lacks, and is sent those. It checks and stores them before it answers, so
 what a drained node has left behind is counted. Blocks are known by their ids here: nobody asks the store.
 
-    lacks   ids, of 20 bytes each           → a byte for each: 1 where the block is not there
+    lacks   ids, of 20 bytes each           → a byte for each: 1 where the block is not on disk there
     keep    length of the list, a list as JSON of [id, data set, bytes of the object, bytes, checksum, object or null],
             the blocks                      → {"kept": [true or false, …]}
 
@@ -195,12 +195,12 @@ class Receiver:
         self._fetcher = fetcher
 
     def lacks(self, body: memoryview) -> bytes:
-        """Return a byte for each of some ids: 1 where the block is not here."""
+        """Return a byte for each of some ids: 1 where the disk of this node has not got the block."""
         if len(body) % _ID_BYTES:
             raise UsageError("bad request: those are no ids")
         ids = [BlockId(bytes(body[at : at + _ID_BYTES])) for at in range(0, len(body), _ID_BYTES)]
         found = bytearray(len(ids))
-        for at in self._fetcher.local.missing(ids):
+        for at in self._fetcher.not_on_disk(ids):
             found[at] = 1
         return bytes(found)
 

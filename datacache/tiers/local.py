@@ -225,9 +225,12 @@ class LocalBlocks:
         """Tell whether the index has a block in a tier whose disk works, bytes unseen."""
         return bool(self._values(block))
 
-    def missing(self, blocks: Sequence[BlockId]) -> list[int]:
-        """Return the positions of the blocks that `has` denies, with one look at the index."""
+    def missing(self, blocks: Sequence[BlockId], *, on_disk: bool = False) -> list[int]:
+        """Return the positions of the blocks that `has` denies, with one look at the index. `on_disk`: also of those
+        that are in RAM only."""
         tiers = [number for number, tier in reversed(list(enumerate(self.tiers))) if not tier.health.away()]
+        if on_disk:
+            tiers = [number for number in tiers if number]
         gone = self._ask(Index.missing, blocks, tiers)
         return list(range(len(blocks))) if gone is None else gone
 

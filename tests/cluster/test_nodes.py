@@ -104,7 +104,7 @@ def test_nodes_ask_nobody_for_a_data_set_whose_mode_is_off(cluster: Cluster) -> 
     assert data.gets() == 3 * len(data.blocks)
 
 
-@promise("With the mode `partition` a node keeps on its disk what it owns, and nothing else")
+@promise("With the mode `partition` a node keeps on its disk what it owns")
 def test_a_node_keeps_on_its_disk_what_it_owns_of_a_data_set_that_is_parted(cluster: Cluster) -> None:
     data, before = cluster.data("parted-"), cluster.stored("ssd")
     for client in cluster.clients:
@@ -153,7 +153,8 @@ def test_an_epoch_goes_on_when_a_node_is(cluster: Cluster, fault: str) -> None:
 @pytest.mark.parametrize("found_by", ["catalog", "list"])
 def test_a_node_drains_and_what_it_had_outlives_it(tmp_path_factory: pytest.TempPathFactory, found_by: str) -> None:
     settings = {"catalog": "mongodb"} if found_by == "catalog" else {}
-    with a_cluster(tmp_path_factory.mktemp("nodes"), **settings) as cluster:
+    mode = "parted-*=partition,*=share"
+    with a_cluster(tmp_path_factory.mktemp("nodes"), cluster_mode=mode, **settings) as cluster:
 
         def states() -> list[list[Any]]:
             return [[each["state"] for each in client.cluster()["members"]] for client in cluster.clients]
@@ -163,6 +164,10 @@ def test_a_node_drains_and_what_it_had_outlives_it(tmp_path_factory: pytest.Temp
         mine = cluster.owned(data)[0]
         cluster.read(first, data)
         until(lambda: sum(cluster.stored("ssd")) == 2 * len(data.blocks) - len(mine) > 0)
+        parted = cluster.data("parted-")
+        hers = cluster.owned(parted)[0]
+        cluster.read(others[0], parted)  # which has it in RAM now
+        until(lambda: sum(cluster.stored("ssd")) == 2 * len(data.blocks) - len(mine) + len(parted.blocks))
         before = cluster.stored("ssd")
         assert others[0].drain("n1") == {"node": "n1", "state": "draining"}
         until(lambda: states() == [["drained", "serving", "serving"]] * 3)
@@ -171,7 +176,7 @@ def test_a_node_drains_and_what_it_had_outlives_it(tmp_path_factory: pytest.Temp
         cluster.homes[1].start_daemon()  # who was away when it was told learns it when it is back
         until(lambda: states() == [["drained", "serving", "serving"]] * 3)
         moved = [now - was for now, was in zip(cluster.stored("ssd"), before, strict=True)]
-        assert (moved[0], sum(moved)) == (0, len(mine))  # and not what others have
+        assert (moved[0], sum(moved)) == (0, len(mine) + len(hers))  # and not what others have on their disks
         again = cluster.data()
         for client in others:
             cluster.read(client, again)
@@ -183,6 +188,11 @@ def test_a_node_drains_and_what_it_had_outlives_it(tmp_path_factory: pytest.Temp
         assert data.gets() == len(data.blocks)
         cluster.homes[0].start_daemon()
         until(lambda: states() == [["serving"] * 3] * 3)
+        first.evict(parted.name)
+        before = cluster.stored("ssd")
+        cluster.read(first, parted)  # what is its own again it has from who owned it meanwhile
+        assert parted.gets() == len(parted.blocks)
+        assert cluster.stored("ssd") == [before[0] + len(hers), *before[1:]]
 
 
 def test_blocks_that_nobody_has_room_for_are_told(tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -445,6 +445,39 @@ def test_what_the_disk_of_another_node_keeps_counts_as_kept_though_no_tier_here_
     fetcher.close()
 
 
+@promise("With the mode `partition` a node keeps on its disk what it owns")
+@pytest.mark.parametrize(
+    ("case", "kept"),
+    [
+        ("the owner, which another node gives what it had from before", "on disk"),
+        ("the owner, which gets it from the store", "on disk"),
+        ("a node that another one asks in place of the owner", "on disk"),
+        ("a reader's node, which the owner gives it", "in RAM"),
+        ("a reader's node, which gets it from the store as the owner is away", "in RAM"),
+    ],
+)
+def test_whose_disk_keeps_a_block_of_a_data_set_that_is_parted(store, case, kept):
+    others, tiers, blocks = Others(), Tiers(), []
+    others.kept_here = False
+    others.go_on.set()
+    tiers.put = lambda block, stored: (blocks.append(block), stored(True))
+    if case.startswith("the owner"):
+        others.ranked_before_this = lambda id, dataset: []
+    if "from before" in case:
+        others.get_earlier = lambda *_: memoryview(b"y" * 10)
+    if "away" in case:
+        others.get = lambda *_: None
+    fetcher = Fetcher(tiers, tiers, lambda _: store, 8, peers=others)
+    if "in place of" in case:
+        reading = fetcher.read_for_node(small(0), 0, "d")
+        reading.data.result(30)
+        reading.close()
+    else:
+        read(fetcher, small(0), 0, "d").result(30)
+    [block] = blocks
+    assert ("in RAM" if block.in_ram_only else "on disk") == kept
+
+
 @promise("A large object that other nodes give with wrong bytes comes from the store the next time")
 def test_a_large_object_that_other_nodes_have_damaged_is_got_from_the_store(store):
     expected = Checksum("sha256", compute("sha256", b"x" * LARGE.size_bytes))

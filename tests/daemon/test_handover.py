@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,8 +22,16 @@ ID = block_id(object_id(small(0)), 0)
 
 
 class LackingTiers(Tiers):
-    def missing(self, ids):
-        return [at for at, id in enumerate(ids) if id not in self.here]
+    """RAM and a disk."""
+
+    tiers = (SimpleNamespace(budget_bytes=2**20),) * 2
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.in_ram: set[bytes] = set()
+
+    def missing(self, ids, *, on_disk=False):
+        return [at for at, id in enumerate(ids) if id not in self.here and (on_disk or id not in self.in_ram)]
 
 
 @pytest.fixture
@@ -47,6 +56,7 @@ def item(*, id: bytes = ID, size: object = len(DATA), length: object = len(DATA)
 @promise("A node that drains owns nothing any more, and hands over what only it has")
 def test_a_block_that_is_lacking_is_kept(receiver: Receiver, tiers: LackingTiers) -> None:
     tiers.here[block_id(object_id(small(1)), 0)] = DATA
+    tiers.in_ram.add(ID)  # which ends with RAM
     assert receiver.lacks(memoryview(b"".join([ID, *tiers.here]))) == bytes([1, 0])
     assert json.loads(receiver.keep(body(item()))) == {"kept": [True]}
     assert tiers.here[ID] == DATA
