@@ -63,6 +63,10 @@ class Pass:
     """Of the process, its workers, and what works for it beside."""
     samples: int
     size_bytes: int
+    beside_s: float = 0.0
+    """Of `cpu_s`, the part of what works for it beside."""
+    server_s: float = 0.0
+    """CPU time of the server, where somebody looks at it."""
 
     @property
     def samples_per_s(self) -> float:
@@ -76,9 +80,10 @@ class Pass:
 
 def middle(passes: Sequence[Pass]) -> Pass:
     """Return each number's median."""
-    return replace(
-        passes[0], seconds=median(done.seconds for done in passes), cpu_s=median(done.cpu_s for done in passes)
-    )
+    medians = {
+        name: median(getattr(done, name) for done in passes) for name in ("seconds", "cpu_s", "beside_s", "server_s")
+    }
+    return replace(passes[0], **medians)
 
 
 class RunningContender:
@@ -96,10 +101,11 @@ class RunningContender:
 
     def do(self, command: str) -> Pass:
         """Have it `open` its loader, or go through `epoch N`."""
-        before = self._cpu()
+        own, beside = self._cpu()
         answer = self.ask(command)
+        own_after, beside_after = self._cpu()
         return Pass(
-            seconds=answer["seconds"], cpu_s=self._cpu() - before,
+            seconds=answer["seconds"], cpu_s=own_after - own + beside_after - beside, beside_s=beside_after - beside,
             samples=answer.get("samples", 0), size_bytes=answer.get("size_bytes", 0),
         )  # fmt: skip
 
@@ -131,8 +137,8 @@ class RunningContender:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _cpu(self) -> float:
-        return cpu_of_families([self._child.pid, *self.contender.beside()])
+    def _cpu(self) -> tuple[float, float]:
+        return cpu_of_families([self._child.pid]), cpu_of_families(self.contender.beside())
 
     def _answer(self) -> dict[str, Any]:
         line = self._child.answer(TIMEOUT_S)

@@ -4,7 +4,8 @@ libraries that stream shards do.
 The server is on the same machine and has all in memory: `rclone serve s3` with the files in the page cache, or with
 `--server ceph` a Ceph cluster of one node. The clock runs from the making of the dataset (the library is imported, our
 node's daemon runs, our snapshot is known) to the last batch; each time the caches are new and empty. Everybody gives
-raw bytes, shuffled, in batches of 64; shards and chunks have 64 MB; CPU time is that of all processes but the server.
+raw bytes, shuffled, in batches of 64; shards and chunks have 64 MB. CPU time is that of the server, of the process that
+reads with all it starts, and of our daemon, each from the opening on. `--peers` names the libraries to compare with.
 
   obstore, objects   every image with a request of its own, `--concurrency` at a time, thrown away: no loader
   obstore, shards    the shards in ranges of 4 MiB, as many at a time; whole ones from rclone, which answers ranges with
@@ -50,10 +51,12 @@ from benchmarks.harness import ResultTable, Workspace, benchmark, ratio, rounds_
 from benchmarks.loader_peers.plan import ReadPlan
 from benchmarks.loaders import OTHER_WAYS, PEERS
 from benchmarks.peers import LITDATA, MDS, WEBDATASET, Peer, PeerUnavailableError, bare_store, programs_of
+from benchmarks.usage import cpu_of_families
 from tests.servers import CephRgw, RcloneS3
 
 OBJECTS, RANGES = "obstore, objects", "obstore, shards"
 SHARDS, SNAPSHOT = "ShardDataset", "SnapshotDataset"
+NAMES = {peer.name: peer for peer in (WEBDATASET, MDS, LITDATA)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,12 +71,13 @@ class FreshContender:
 def main() -> None:
     with benchmark(
         __doc__,
-        {"server": ("rclone", "ceph")},
+        {"server": ("rclone", "ceph"), "peers": list(NAMES)},
         files=(10_000, 40),
         workers=([0, 2], [0]),
         batch=(64, 16),
         concurrency=64,
         server="rclone",
+        peers=list(NAMES),
         rounds=(3, 1),
     ) as (args, work):
         missing: dict[str, str] = {}
@@ -81,7 +85,8 @@ def main() -> None:
         pythons = dict(field.copies(missing))
         field.serve()
         entries = [*field.ours(), *field.peers(pythons)]
-        passes = measure(entries, field.images, rounds=args.rounds, log=work.path / "read.log", missing=missing)
+        log = work.path / "read.log"
+        passes = measure(entries, field.images, field.server_cpu, rounds=args.rounds, log=log, missing=missing)
         title = f"first epoch of {args.files:,} JPEGs of 107 KB from {args.server}"
         report(f"{title}, {args.concurrency} requests at a time", field.images, passes)
         for name, reason in missing.items():
@@ -108,7 +113,7 @@ class Field:
 
     def copies(self, missing: dict[str, str]) -> Iterator[tuple[Peer, Path]]:
         """Write each peer's files; yield its Python."""
-        for peer in (WEBDATASET, MDS, LITDATA):
+        for peer in map(NAMES.__getitem__, self._args.peers):
             module = PEERS[peer]
             try:
                 if peer is WEBDATASET and shutil.which("curl") is None:
@@ -132,6 +137,10 @@ class Field:
         os.sync()  # so that nobody's writing is slowed down by that of others
         # MDS has its own name for the endpoint.
         self._foreign |= self._server.env() | {"S3_ENDPOINT_URL": self._server.endpoint}
+
+    def server_cpu(self) -> float:
+        """Return the CPU seconds of the server so far."""
+        return cpu_of_families(self._server.pids)
 
     def ours(self) -> Iterator[FreshContender]:
         """Yield obstore for whole objects and ranges of shards, and both datasets with any number of workers."""
@@ -210,7 +219,13 @@ def _bucket_of(peer: Peer) -> str:
 
 
 def measure(
-    entries: list[FreshContender], images: ImageSet, *, rounds: int, log: Path, missing: dict[str, str]
+    entries: list[FreshContender],
+    images: ImageSet,
+    server_cpu: Callable[[], float],
+    *,
+    rounds: int,
+    log: Path,
+    missing: dict[str, str],
 ) -> dict[str, Pass]:
     """Measure the first epochs of each. One that fails is left out, unless it is ours or bare."""
 
@@ -220,6 +235,7 @@ def measure(
         bare = entry.contender.module == "bare_obstore"
         try:
             with entry.fresh(entry.contender) as contender, RunningContender(contender, log) as one:
+                server_s = server_cpu()
                 opened = one.do("open")
                 if check and not bare:
                     one.check(images.digest)
@@ -230,7 +246,13 @@ def measure(
                 raise SystemExit(str(exc)) from exc
             missing[entry.contender.name] = str(exc)
             return None
-        return replace(done, seconds=opened.seconds + done.seconds, cpu_s=opened.cpu_s + done.cpu_s)
+        return replace(
+            done,
+            seconds=opened.seconds + done.seconds,
+            cpu_s=opened.cpu_s + done.cpu_s,
+            beside_s=opened.beside_s + done.beside_s,
+            server_s=server_cpu() - server_s,
+        )
 
     for entry in entries:
         pass_of(entry, check=True)
@@ -243,11 +265,15 @@ def report(title: str, images: ImageSet, passes: dict[str, Pass]) -> None:
     """Print the table."""
     rates = {name: done.samples_per_s for name, done in passes.items()}
     best = {ours: max(rate for name, rate in rates.items() if name.startswith(ours)) for ours in (SNAPSHOT, SHARDS)}
-    columns = (f"/ {OBJECTS}", f"/ {RANGES}", *(f"best {ours} /" for ours in best), "CPU µs a file")
+    columns = (f"/ {OBJECTS}", f"/ {RANGES}", *(f"best {ours} /" for ours in best))
+    columns += ("server µs", "reader µs", "daemon µs")
     table = ResultTable(title, "", "files/s", "MB/s", *columns)
     for name, rate in rates.items():
         ratios = [ratio(rate, rates[OBJECTS]), ratio(rate, rates[RANGES]), *(ratio(one, rate) for one in best.values())]
-        table.row(name, rate, rate * images.size_bytes / images.count / 1e6, *ratios, passes[name].cpu_us)
+        done = passes[name]
+        parts = (done.server_s, done.cpu_s - done.beside_s, done.beside_s)
+        each = (1e6 * part / images.count for part in parts)
+        table.row(name, rate, rate * images.size_bytes / images.count / 1e6, *ratios, *each)
     table.print()
 
 

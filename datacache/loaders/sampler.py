@@ -48,7 +48,7 @@ class EpochSampler:
         self._lookahead: Lookahead | None = None
         self.ordering = Ordering(**order)
         self._order = self.ordering.of(dataset, groups=groups, window=window)
-        self._settings = settings
+        self._window, self._settings = window, settings
         self._dataset = _plannable(dataset) if self.ordering.lookahead and not isinstance(dataset, int) else None
         self._stages: tuple[Stage, ...] = ()
         self._iteration: _Iteration | None = None
@@ -102,8 +102,10 @@ class EpochSampler:
         `state` is one rank's, which is enough if all ranks had taken the same number of samples, or the list of all
         ranks' states. `UsageError` says in what a state differs from what is expected.
         """
-        epoch, stages = stages_of(state, self._order.identity())
-        Remaining(self._order.size, stages)  # raises if they cannot be
+        order = self._order if self._window is not None else self._order.with_window_of(state)
+        epoch, stages = stages_of(state, order.identity())
+        Remaining(order.size, stages)  # raises if they cannot be
+        self._order = order
         self._go_to(epoch, tuple(stages))
 
     def close(self) -> None:

@@ -83,6 +83,21 @@ def test_shuffle_may_be_true_or_false_or_by_the_datasets_groups() -> None:
         EpochSampler(10, shuffle="blocks")
 
 
+def test_a_state_of_another_default_window_goes_on_with_that_window() -> None:
+    former = EpochSampler(Numbers(1000), shuffle="blocks", window=7, rank=0, world=1)
+    first = iter(former)
+    for _ in range(100):
+        next(first)
+    sampler = EpochSampler(Numbers(1000), shuffle="blocks", rank=0, world=1)
+    sampler.load_state_dict(former.state_dict(100))
+    assert list(sampler) == list(first)
+    sampler.set_epoch(1)
+    former.set_epoch(1)
+    assert list(sampler) == list(former)
+    with pytest.raises(UsageError, match="its window is 7, not 8"):
+        EpochSampler(Numbers(1000), shuffle="blocks", window=8).load_state_dict(former.state_dict(0))
+
+
 def test_ranks_and_worlds_are_as_the_variables_say(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(EpochSampler(10)) == 10
     monkeypatch.setenv("RANK", "1")
