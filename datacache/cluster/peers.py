@@ -114,9 +114,9 @@ class Peers:
         found = self._first(asked, (ref, number, dataset), Mode.HAVE, patience or SilenceBudget())
         return found if isinstance(found, memoryview) else None
 
-    def keeps(self, dataset: str) -> bool:
-        """Tell whether this node keeps on its disk what it got from another one."""
-        return self._mode_of(dataset) != "partition"
+    def partitions(self, dataset: str) -> bool:
+        """Tell whether only the owner of a block keeps it on its disk."""
+        return self._mode_of(dataset) == "partition"
 
     def join(self) -> None:
         """Enter the cluster, once this node answers. `NodeTakenError` if there is one of this name."""
@@ -185,9 +185,12 @@ class Peers:
         """True as long as this node's own view says that it serves."""
         return any(member.address == self.address and member.state == SERVING for member in self.members.view.members)
 
-    def owners(self, ids: Sequence[BlockId]) -> list[Member]:
-        """Return who owns each of some blocks. `LookupError` if no node serves."""
-        return self._placed().owners(ids)
+    def owners(self, ids: Sequence[BlockId]) -> dict[Member, list[int]]:
+        """Return the owners of some blocks, each with the positions of its own. `LookupError` if no node serves."""
+        found: dict[Member, list[int]] = {}
+        for at, owner in enumerate(self._placed().owners(ids)):
+            found.setdefault(owner, []).append(at)
+        return found
 
     def shares(self, dataset: str) -> bool:
         """Tell whether the nodes give each other blocks of a data set."""

@@ -80,6 +80,8 @@ class _Wanted(NamedTuple):
     """When, by `time.monotonic()`."""
     lane: int = 0
     looked: int | None = None
+    pass_on: bool = False
+    """True if nothing is to be kept here of what another node's disk keeps."""
 
 
 class _Flight:
@@ -167,13 +169,19 @@ class Fetcher:
         return False
 
     def not_on_disk(self, blocks: Sequence[BlockId]) -> list[int]:
-        """Return the positions of the blocks that the SSD has not got, or the RAM of a node without one."""
-        return self.local.missing(blocks, on_disk=self._writer.tiers[-1].budget_bytes > 0)
+        """Return the positions of the blocks that the SSD has not got, or the RAM of a node without one. What somebody
+        was given before the call is stored by then, if it ever is."""
+        self._writer.call(lambda: None).result()
+        return self.local.missing(blocks, on_disk=self._has_disk)
+
+    @property
+    def _has_disk(self) -> bool:
+        return self._writer.tiers[-1].budget_bytes > 0
 
     def kept_elsewhere(self, block: BlockId, dataset: str) -> bool:
         """Tell whether a block is for the disk of another node to keep."""
         peers = self._peers
-        return peers is not None and not peers.keeps(dataset) and bool(peers.ranked_before_this(block, dataset))
+        return peers is not None and peers.partitions(dataset) and bool(peers.ranked_before_this(block, dataset))
 
     def read_for_node(self, ref: ObjectRef, number: int, dataset: str) -> Reading | None:
         """As `read`, for another node: no third one that owns the block is asked. None if this one waits for another
@@ -258,8 +266,10 @@ class Fetcher:
         stored: Stored,
         lane: int = 0,
         looked: int | None = None,
+        pass_on: bool = False,
     ) -> None:
-        """Fetch a block for the tiers in this thread (`lane`: see `Block`); return when its bytes have come.
+        """Fetch a block for the tiers in this thread (`lane`: see `Block`); return when its bytes have come. `pass_on`:
+        for its owner's alone, if that is another node's disk to keep.
 
         `stored` is called, in any thread, when the tiers have taken them or not. Raises the store's errors, and then
         calls nothing. `looked`: the value of `landings` before the caller saw that the block is not here.
@@ -269,7 +279,7 @@ class Fetcher:
         turn = self.turns.wait(Kind.FILL, self._flow_of(dataset), length)
         flight, begun = self._flight(id, stored)
         if begun:
-            self._get(flight, _Wanted(id, ref, number, dataset, True, time.monotonic(), lane, looked), turn)
+            self._get(flight, _Wanted(id, ref, number, dataset, True, time.monotonic(), lane, looked, pass_on), turn)
         else:
             self.turns.fetched(turn)
             self.turns.release(turn)
@@ -355,23 +365,27 @@ class Fetcher:
             self.turns.fetched(turn)
             self.turns.release(turn)
             return
-        id, ref, number, dataset, ahead, asked, lane, looked = wanted
+        id, ref, number, dataset, ahead, asked, lane, looked, pass_on = wanted
         length = block_length(ref.size_bytes, number)
         try:
             if self._closing:
                 raise DaemonError("the cache daemon is stopping")
-            here = self._landed_meanwhile(id, looked, ahead=ahead)
-            if here is not None:
+            elsewhere = self.kept_elsewhere(id, dataset)
+            here = None if elsewhere and pass_on else self._landed_meanwhile(id, looked, ahead=ahead)
+            if here is not None and (elsewhere or not self._is_to_go_on_disk(id, dataset)):
                 self.turns.fetched(turn)
                 self._end(id, flight, kept=True)
                 self._release_flight(flight)
                 flight.data.set_result(here)
                 return
+            given: Data | None = here
             sound = self._whole is None or self._whole.expect_sound(ref)
             start = number * BLOCK_BYTES
             self._getting[id] = time.monotonic()
             try:
-                given, within_s = self._ask_nodes(flight, wanted) if sound else (None, math.inf)
+                within_s = math.inf
+                if given is None and sound:
+                    given, within_s = self._ask_nodes(flight, wanted)
                 self._getting[id] = begun = time.monotonic()  # the store may take its time again
                 if given is None:
                     with AskedAt(asked, within_s):
@@ -401,7 +415,7 @@ class Fetcher:
                 self.stats.get_counts[bisect_left(LATENCY_BOUNDS_S, took_s)] += 1
 
         # A node that others ask for a block stands in for its owner, or is the owner in a newer view.
-        elsewhere = not flight.alone and self.kept_elsewhere(id, dataset)
+        elsewhere = elsewhere and not flight.alone
 
         def landed(kept: bool) -> None:  # in the writer's thread
             self._refused = not (kept or elsewhere)
@@ -417,11 +431,14 @@ class Fetcher:
             data=data,
             dataset=dataset,
             ahead=ahead,
-            lane=lane,
+            lane=0 if elsewhere else lane,
             in_ram_only=elsewhere,
             unchecked=ref if self._whole is not None and block_count(ref.size_bytes) > 1 else None,
         )
-        self._writer.put(block, landed)
+        if elsewhere and pass_on and not flight.for_reader:
+            landed(False)
+        else:
+            self._writer.put(block, landed)
         flight.data.set_result(data)
 
     def _ask_nodes(self, flight: _Flight, wanted: _Wanted) -> tuple[memoryview | None, float]:
@@ -442,6 +459,11 @@ class Fetcher:
         earlier = peers.get_earlier(id, ref, number, dataset, patience)
         # Once more, as the store may be away for the owner alone.
         return earlier, peers.last_try_s if found is not None else math.inf
+
+    def _is_to_go_on_disk(self, id: BlockId, dataset: str) -> bool:
+        """Tell whether a block that this node owns, and has, is in RAM only: from a time when another one owned it."""
+        partitioned = self._peers is not None and self._peers.partitions(dataset)
+        return partitioned and bool(self.local.missing([id], on_disk=self._has_disk))
 
     def _landed_meanwhile(self, id: BlockId, looked: int | None, *, ahead: bool) -> Data | None:
         """Return a block that landed between its caller's look and the beginning of this flight. Nobody wants the bytes

@@ -7,7 +7,8 @@ what a drained node has left behind is counted. Blocks are known by their ids he
     keep    length of the list, a list as JSON of [id, data set, bytes of the object, bytes, checksum, object or null],
             the blocks                      → {"kept": [true or false, …]}
 
-`HandOver` is the end that drains, with one thread; `Receiver` the other one, which any thread may call.
+`HandOver` is the end that drains, with one thread; `Receiver` the other one, which any thread may call. `warmer` asks
+nodes what they lack, too.
 """
 
 from __future__ import annotations
@@ -148,17 +149,13 @@ class HandOver:
         except LookupError:  # nobody serves
             self._refused += len(held)
             return {}
-        found: dict[Member, list[_Held]] = {}
-        for owner, block in zip(owners, held, strict=True):
-            found.setdefault(owner, []).append(block)
-        return found
+        return {owner: [held[at] for at in positions] for owner, positions in owners.items()}
 
     def _give_to(self, owner: Member, blocks: list[_Held]) -> None:
         connection = self._connections.get(owner.address)
         if connection is None:
             connection = self._connections[owner.address] = self._peers.connect(owner)
-        lacks = connection.call("lacks", b"".join(id for id, _, _ in blocks))
-        for some in self._portions([block for block, lacking in zip(blocks, lacks, strict=True) if lacking]):
+        for some in self._portions([blocks[at] for at in lacked(connection, [id for id, _, _ in blocks])]):
             items = [
                 [id.hex(), dataset, size_bytes, len(data), checksum_of(data).hex(), self._unchecked(id)]
                 for (id, dataset, size_bytes), data in some
@@ -186,6 +183,12 @@ class HandOver:
         """Return the object of a block that is still to be checked as a whole."""
         ref = self._writer.unchecked_ref(ObjectId(id[:16]))
         return None if ref is None else encode_ref(ref)
+
+
+def lacked(connection: NodeConnection, ids: Sequence[BlockId]) -> list[int]:
+    """Return the positions of the blocks that the disk of a node has not got. `OSError`, `DatacacheError`."""
+    answer = connection.call("lacks", b"".join(ids))
+    return [at for at, lacking in zip(range(len(ids)), answer, strict=True) if lacking]
 
 
 class Receiver:

@@ -116,7 +116,12 @@ class Daemon:
         lru_bytes = writer.tiers[-1].budget_bytes if settings.eviction == "lru" else None
         self._lookaheads = Lookaheads(settings, writer, self.fetcher, self._open_manifest)
         self._warmer = Warmer(
-            self.fetcher, concurrency, lru_bytes=lru_bytes, planned=self._lookaheads.planned, part=writer.part
+            self.fetcher,
+            concurrency,
+            lru_bytes=lru_bytes,
+            planned=self._lookaheads.planned,
+            part=writer.part,
+            peers=peers,
         )
         self._leases = MountLeases(settings, open_catalog_url)
         self._sends = Sends()

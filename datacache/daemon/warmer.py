@@ -1,25 +1,31 @@
 """Fill the tiers with whole snapshots: for `dsctl warm`, and for the first read of a snapshot.
 
 A job walks the manifest, fetches the blocks that the index does not have, and at the end looks once more whether every
-block is there, or is for another node of the cluster to keep: only then is it done. Each job has threads of its own,
-which take blocks from one shared walk and fetch them themselves, as many at a time as the fetcher lets them, whatever
-the number of jobs. A job goes on past objects that are gone or changed, each at the first of its blocks that fails so,
-and ends early if going on is of no use: the store is away, or the tiers are full.
+block is there: only then is it done. Each job has threads of its own, which take blocks from one shared walk and fetch
+them themselves, as many at a time as the fetcher lets them, whatever the number of jobs. A job goes on past objects
+that are gone or changed, each at the first of its blocks that fails so, and ends early if going on is of no use: the
+store is away, or the tiers are full.
+
+In a cluster with the mode `partition` the other nodes say what they lack of what is theirs to keep, and get it when
+they are asked for it. A job in the background sees to this node's own blocks only.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from xxhash import xxh3_64_hexdigest
 
+from datacache.cluster.members import Member
+from datacache.cluster.peers import Peers
 from datacache.core.errors import (
     DatacacheError,
     ObjectChangedError,
@@ -30,6 +36,7 @@ from datacache.core.errors import (
 )
 from datacache.core.ids import BLOCK_BYTES, BlockId, ObjectId, ObjectRef, block_count, block_id, block_length, object_id
 from datacache.daemon.fetcher import Fetcher
+from datacache.daemon.handover import lacked
 from datacache.manifest.reader import Manifest
 from datacache.tiers.parts import Part
 
@@ -42,6 +49,8 @@ _PLANNED_WAIT_S = 0.25
 _WHOLE_OBJECT = (ObjectChangedError, ObjectNotFoundError)
 _WHOLE_STORE = (StoreUnavailableError, StoreAccessError, SettingsError)
 _LOOK_BLOCKS = 64
+_ASK_BLOCKS = 16_384
+"""So many are looked at together where other nodes are asked."""
 Item = tuple[ObjectRef, int, BlockId]
 
 
@@ -84,11 +93,12 @@ class Warmer:
         lru_bytes: int | None = None,
         planned: Callable[[str], bool] = lambda _ref: False,
         part: Part = Part(),  # noqa: B008 - immutable
+        peers: Peers | None = None,
     ) -> None:
         """`lru_bytes`: the room in tiers that make room by themselves, so that a larger snapshot would push out its own
         beginning. `planned` tells whether a snapshot is being fetched in a published order, which jobs in the
-        background wait for. Objects of other parts are theirs to warm."""
-        self._part = part
+        background wait for. Objects of other parts are theirs to warm. `peers`: the other nodes of the cluster."""
+        self._part, self._peers = part, peers
         self._fetcher = fetcher
         self._planned = planned
         self._lru_bytes = lru_bytes
@@ -123,7 +133,8 @@ class Warmer:
             id = id or (xxh3_64_hexdigest(ref.encode()) if background else secrets.token_hex(6))
             job = WarmJob(id=id, ref=ref, background=background)
             job.files_total, job.bytes_total = self._share(manifest.root.files), self._share(manifest.root.total_bytes)
-            if self._lru_bytes is not None and job.bytes_total > self._lru_bytes:
+            alone = self._keepers(dataset) is None
+            if self._lru_bytes is not None and job.bytes_total > self._lru_bytes and alone:
                 job.enough_bytes = self._lru_bytes
             self._jobs[job.id] = self._by_ref[ref] = job
             while len(self._jobs) > _KEPT_JOBS:
@@ -133,6 +144,10 @@ class Warmer:
             self._threads.append(thread)
             thread.start()
         return job
+
+    def _keepers(self, dataset: str) -> Peers | None:
+        """Return the other nodes, if they keep some of a data set and this one does not."""
+        return self._peers if self._peers is not None and self._peers.partitions(dataset) else None
 
     def _share(self, whole: int) -> int:
         """Return this part's share of a number, about; those of all parts together are exact."""
@@ -153,7 +168,15 @@ class Warmer:
 
     def _run(self, job: WarmJob, dataset: str, manifest: Manifest) -> None:
         try:
-            warming = _Warming(job, dataset, manifest, self._fetcher, part=self._part, stopping=self._stopping)
+            warming = _Warming(
+                job,
+                dataset,
+                manifest,
+                self._fetcher,
+                self._keepers(dataset),
+                part=self._part,
+                stopping=self._stopping,
+            )
             if job.background:
                 warming.run(min(_BACKGROUND_THREADS, self._concurrency), lambda: self._planned(job.ref))
             else:
@@ -174,11 +197,14 @@ class _Warming:
         dataset: str,
         manifest: Manifest,
         fetcher: Fetcher,
+        keepers: Peers | None,
         *,
         part: Part,
         stopping: threading.Event,
     ) -> None:
-        self._part = part
+        self._part, self._keepers = part, keepers
+        self._unheard = ""
+        """Why a node that owns some of the blocks did not say whether it has them."""
         self._job, self._dataset, self._manifest, self._fetcher = job, dataset, manifest, fetcher
         self._stopping = stopping
         self._not_kept_bytes = 1 if job.background else _NOT_KEPT_BYTES
@@ -215,6 +241,8 @@ class _Warming:
         elif missing:
             full = job.bytes_not_kept or job.enough_bytes is not None
             why = "it is full" if full else "they were evicted, or lost on the disk, meanwhile"
+            if self._keepers is not None and not full:
+                why = self._unheard or "the nodes that own them have no room, or lost them meanwhile"
             job.error = f"{missing:,} of {job.bytes_total:,} bytes are not in the cache: {why}"
             job.hint = "Raise DATACACHE_SSD_BYTES, or make room: dsctl cache evict NAME" if full else "Warm it again."
             job.state = "incomplete"
@@ -229,12 +257,14 @@ class _Warming:
                     break
                 yield ref, number, block_id(obj, number)
 
-    def _absent(self) -> Iterator[tuple[Item, int]]:
-        """Yield the blocks that are not here, each with the value of `landings` before the look; count the others."""
+    def _absent(self) -> Iterator[tuple[Item, int | None]]:
+        """Yield the blocks that are to be fetched, each with the value of `landings` before a look at both tiers, which
+        found nothing; count the others."""
         blocks = self._blocks()
-        while (some := list(itertools.islice(blocks, _LOOK_BLOCKS))) and not self._over():
-            looked = self._fetcher.landings
-            gone = set(self._fetcher.local.missing([id for _, _, id in some]))
+        at_a_time = _LOOK_BLOCKS if self._keepers is None else _ASK_BLOCKS
+        while (some := list(itertools.islice(blocks, at_a_time))) and not self._over():
+            looked = self._fetcher.landings if self._keepers is None else None
+            gone = set(self._lacking([id for _, _, id in some]))
             for at, item in enumerate(some):
                 if at not in gone:
                     with self._changed:
@@ -242,25 +272,66 @@ class _Warming:
                 elif not item[1] or object_id(item[0]) not in self._lost:
                     yield item, looked
 
+    def _lacking(self, ids: Sequence[BlockId], *, last: bool = False) -> list[int]:
+        """Return the positions of the blocks that are not where they are to be kept. The `last` look is at the files of
+        this node, too."""
+        if self._keepers is None:
+            return self._lacking_here(ids, last=last)
+        try:
+            owners = self._keepers.owners(ids)
+        except LookupError:  # no node serves, so each keeps what it reads
+            return self._lacking_here(ids, last=last)
+        lacking: list[int] = []
+        for owner, positions in owners.items():
+            some = [ids[at] for at in positions]
+            if owner.address == self._keepers.address:
+                gone = self._lacking_here(some, last=last)
+            else:
+                gone = [] if self._job.background else self._lacked_by(self._keepers, owner, some)
+            lacking += [positions[at] for at in gone]
+        return lacking
+
+    def _lacking_here(self, ids: Sequence[BlockId], *, last: bool) -> list[int]:
+        fetcher = self._fetcher
+        gone = fetcher.local.missing(ids) if self._keepers is None else fetcher.not_on_disk(ids)
+        if not last:
+            return gone
+        return sorted({*gone, *(at for at, id in enumerate(ids) if not fetcher.present(id))})
+
+    def _lacked_by(self, peers: Peers, owner: Member, ids: Sequence[BlockId]) -> list[int]:
+        try:
+            with contextlib.closing(peers.connect(owner)) as connection:
+                return lacked(connection, ids)
+        except (OSError, ValueError, DatacacheError) as exc:
+            self._unheard = f"the node {owner.id} does not say whether it has them: {exc}"
+            return list(range(len(ids)))
+
     def _objects(self) -> Iterator[tuple[ObjectRef, ObjectId]]:
         return (found for found in snapshot_objects(self._manifest) if self._part.has(found[1]))
 
     def _missing(self) -> int:
         """Return the bytes that are not here, and note how many there are in all."""
         missing = files = size_bytes = 0
-        for ref, obj in self._objects():
-            files += 1
-            size_bytes += ref.size_bytes
-            blocks = block_count(ref.size_bytes)
-            looked_at = min(blocks, self._lost.get(obj, blocks))
-            if looked_at < blocks:
-                missing += ref.size_bytes - looked_at * BLOCK_BYTES
-            for number in range(looked_at):
-                id = block_id(obj, number)
-                if not self._fetcher.present(id) and not self._fetcher.kept_elsewhere(id, self._dataset):
-                    missing += block_length(ref.size_bytes, number)
-                if self._stopping.is_set() or self._job.cancelled:
-                    return missing
+        self._unheard = ""
+
+        def looked_at() -> Iterator[tuple[BlockId, int]]:
+            nonlocal missing, files, size_bytes
+            for ref, obj in self._objects():
+                files += 1
+                size_bytes += ref.size_bytes
+                blocks = block_count(ref.size_bytes)
+                lost_from = min(blocks, self._lost.get(obj, blocks))
+                if lost_from < blocks:
+                    missing += ref.size_bytes - lost_from * BLOCK_BYTES
+                for number in range(lost_from):
+                    yield block_id(obj, number), block_length(ref.size_bytes, number)
+
+        blocks = looked_at()
+        at_a_time = _LOOK_BLOCKS if self._keepers is None else _ASK_BLOCKS
+        while some := list(itertools.islice(blocks, at_a_time)):
+            missing += sum(some[at][1] for at in self._lacking([id for id, _ in some], last=True))
+            if self._stopping.is_set() or self._job.cancelled:
+                return missing
         if self._part.of > 1:  # it was about right until now
             self._job.files_total, self._job.bytes_total = files, size_bytes
         return missing
@@ -290,14 +361,14 @@ class _Warming:
         except BaseException as exc:  # noqa: BLE001 - raised again by `run`
             self._broken = self._broken or exc
 
-    def _fill(self, item: Item, looked: int) -> None:
+    def _fill(self, item: Item, looked: int | None) -> None:
         ref, number, id = item
         job = self._job
         with self._changed:
             self._landing += 1
         try:
             stored = functools.partial(self._stored, item)
-            self._fetcher.fill(id, ref, number, self._dataset, stored=stored, looked=looked)
+            self._fetcher.fill(id, ref, number, self._dataset, stored=stored, looked=looked, pass_on=True)
         except BaseException as exc:
             with self._changed:
                 self._landing -= 1

@@ -115,6 +115,27 @@ def test_a_node_keeps_on_its_disk_what_it_owns_of_a_data_set_that_is_parted(clus
     assert sum(grown) == len(data.blocks)
 
 
+@promise("`dsctl warm` says done only when every byte is on the node")
+def test_a_warm_up_of_what_is_parted_is_done_when_the_disks_of_all_owners_have_it(cluster: Cluster) -> None:
+    data, before, ram = cluster.data("parted-"), cluster.stored("ssd"), cluster.stored("ram")
+    cluster.homes[0].snapshot(data.name, f"s3://{data.name}")
+    assert cluster.warm(0, data)["state"] == "done"
+    owned = [len(blocks) for blocks in cluster.owned(data)]
+    assert [now - was for now, was in zip(cluster.stored("ssd"), before, strict=True)] == owned
+    assert data.gets() == sum(owned)
+    assert cluster.stored("ram")[0] == ram[0]  # what others own only came by
+    cluster.clients[1].evict(data.name)
+    cluster.homes[2].end_daemon()
+    try:
+        job = cluster.warm(0, data)
+    finally:
+        cluster.homes[2].start_daemon()
+    assert (job["state"], "n3" in str(job["error"])) == ("incomplete", True)
+    grown = [now - was for now, was in zip(cluster.stored("ssd"), before, strict=True)]
+    assert grown[0] == owned[0]
+    assert grown[1] >= owned[1]  # it stands in for the one that was away
+
+
 FAULTS = {
     "killed": (kill, NodeHome.start_daemon),
     "cut off": (lambda home: home.node.cut(), lambda home: home.node.mend()),

@@ -94,6 +94,12 @@ class Cluster:
         """Return how many blocks each node has in a tier."""
         return [one["blocks"] for c in self.clients for one in c.cache_status()["tiers"] if one["name"] == tier]
 
+    def warm(self, node: int, data: Data) -> dict[str, object]:
+        """Warm a snapshot on a node; return the job."""
+        client, job = self.clients[node], self.clients[node].warm(f"{data.name}@latest")
+        until(lambda: client.job(job)["state"] != "running")
+        return client.job(job)
+
     def read(self, client: DaemonClient, data: Data, blocks: Iterable[tuple[ObjectRef, int]] | None = None) -> None:
         """Read blocks on a node, and compare them."""
         for ref, number in data.blocks if blocks is None else blocks:
@@ -111,7 +117,8 @@ def a_cluster(folder: Path, *, trouble: Callable[[], Trouble] | None = None, **s
         proxy = stack.enter_context(FaultProxy(store.endpoint, host=network.address))
         if "catalog" not in settings:
             members = [f"{node.name}={node.address}:{CLUSTER_PORT}" for node in network.nodes]
-            settings = {"cluster_members": ",".join(members)} | settings
+            catalog = f"sqlite:///{folder / 'catalog.db'}"
+            settings = {"cluster_members": ",".join(members), "catalog": catalog} | settings
         else:
             mongod = stack.enter_context(Mongod(folder / "mongod", replica_set=True, host=network.address))
             settings = settings | {"catalog": mongod.database_url()}

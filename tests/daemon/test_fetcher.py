@@ -7,6 +7,7 @@ import threading
 import time
 import weakref
 from concurrent.futures import Future, ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 
@@ -29,6 +30,8 @@ def small(number: int) -> ObjectRef:
 
 class Tiers:
     """The writer and the local blocks in one."""
+
+    tiers = (SimpleNamespace(budget_bytes=2**20),) * 2
 
     def __init__(self, *, keep: bool = True) -> None:
         self.keep = keep
@@ -348,6 +351,7 @@ class Owner:
     def __init__(self) -> None:
         self.members = ["owner"]
         self.asked = lambda: None
+        self.partitioned = False
 
     def ranked_before_this(self, id, dataset):
         return self.members
@@ -358,8 +362,8 @@ class Owner:
     def get_earlier(self, id, ref, number, dataset, patience):
         return None
 
-    def keeps(self, dataset):
-        return self.kept_here
+    def partitions(self, dataset):
+        return self.partitioned
 
 
 def test_a_node_that_asks_for_a_block_waits_for_the_store_with_this_one_and_for_no_other_node(store):
@@ -398,7 +402,7 @@ class Others:
     """The other nodes of a cluster, each of which owns every block and answers when the test says so."""
 
     def __init__(self) -> None:
-        self.asked, self.go_on, self.kept_here = [], threading.Event(), True
+        self.asked, self.go_on, self.partitioned = [], threading.Event(), False
 
     def ranked_before_this(self, id, dataset):
         return ["owner"]
@@ -411,8 +415,8 @@ class Others:
     def get_earlier(self, id, ref, number, dataset, patience):
         return None
 
-    def keeps(self, dataset):
-        return self.kept_here
+    def partitions(self, dataset):
+        return self.partitioned
 
 
 def test_nodes_that_all_wait_for_each_other_get_what_the_other_waits_for(store):
@@ -431,9 +435,44 @@ def test_nodes_that_all_wait_for_each_other_get_what_the_other_waits_for(store):
     fetcher.close()
 
 
+def test_a_block_of_which_a_new_owner_has_a_copy_in_ram_goes_on_its_disk_without_a_get(store):
+    others, tiers, blocks = Others(), Tiers(), []
+    others.partitioned, others.ranked_before_this = True, lambda id, dataset: []
+    id = block_id(object_id(small(0)), 0)
+    tiers.here[id] = b"y" * 10
+    tiers.missing = lambda ids, *, on_disk: [0] if on_disk else []
+    tiers.put = lambda block, stored: (blocks.append(block), stored(True))
+    fetcher = Fetcher(tiers, tiers, lambda _: store, 8, peers=others)
+    fetcher.fill(id, small(0), 0, "d", stored=lambda kept: None, pass_on=True)
+    assert [(bytes(block.data), block.in_ram_only) for block in blocks] == [(b"y" * 10, False)]
+    assert store.reads == []
+
+
+def test_what_is_passed_on_to_its_owner_takes_no_memory_here_unless_it_is_read(store):
+    others, tiers = Others(), Tiers()
+    others.partitioned = True
+    fetcher = Fetcher(tiers, tiers, lambda _: store, 8, peers=others)
+    read_meanwhile = []
+    with ThreadPoolExecutor(2) as pool:
+        ids = [block_id(object_id(small(number)), 0) for number in range(2)]
+        kept = []
+        fills = [
+            pool.submit(fetcher.fill, id, small(n), 0, "d", stored=kept.append, pass_on=True)
+            for n, id in enumerate(ids)
+        ]
+        until(lambda: len(others.asked) == 2)
+        read_meanwhile.append(read(fetcher, small(1), 0, "d"))
+        others.go_on.set()
+        for fill in fills:
+            fill.result(30)
+    assert bytes(read_meanwhile[0].result(30)) == b"y" * 10
+    assert kept == [True, True]
+    assert list(tiers.here) == [ids[1]]
+
+
 def test_what_the_disk_of_another_node_keeps_counts_as_kept_though_no_tier_here_has_room(store):
     others, kept = Others(), []
-    others.kept_here = False
+    others.partitioned = True
     others.go_on.set()
     fetcher = Fetcher(Tiers(keep=False), Tiers(keep=False), lambda _: store, 8, peers=others)
     id = block_id(object_id(small(0)), 0)
@@ -458,9 +497,10 @@ def test_what_the_disk_of_another_node_keeps_counts_as_kept_though_no_tier_here_
 )
 def test_whose_disk_keeps_a_block_of_a_data_set_that_is_parted(store, case, kept):
     others, tiers, blocks = Others(), Tiers(), []
-    others.kept_here = False
+    others.partitioned = True
     others.go_on.set()
     tiers.put = lambda block, stored: (blocks.append(block), stored(True))
+    tiers.missing = lambda ids, *, on_disk: [0]
     if case.startswith("the owner"):
         others.ranked_before_this = lambda id, dataset: []
     if "from before" in case:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import struct
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,8 +22,6 @@ ID = block_id(object_id(small(0)), 0)
 
 class LackingTiers(Tiers):
     """RAM and a disk."""
-
-    tiers = (SimpleNamespace(budget_bytes=2**20),) * 2
 
     def __init__(self) -> None:
         super().__init__()

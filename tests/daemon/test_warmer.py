@@ -44,10 +44,7 @@ class Fetches:
     def present(self, id):
         return id in self.here
 
-    def kept_elsewhere(self, id, dataset):
-        return False
-
-    def fill(self, id, ref, number, dataset, *, stored, looked):
+    def fill(self, id, ref, number, dataset, *, stored, looked, pass_on):
         with self.lock:
             self.fills += 1
         kept = self.answer(ref)
