@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
@@ -161,6 +161,15 @@ def settings(home: Path) -> Settings:
     from datacache.settings import load_settings
 
     return load_settings()
+
+
+@pytest.fixture(scope="session")
+def tf() -> Any:
+    """TensorFlow, quiet. No module imports it: each process of a run would spend seconds on it to collect tests."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    import tensorflow as tf
+
+    return tf
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,6 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-import lightning
 import pytest
 import torch
 from torch.utils.data import Dataset
@@ -25,27 +24,35 @@ class Numbers(Dataset):
         return at
 
 
-class Model(lightning.LightningModule):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = torch.nn.Linear(1, 1)
-        self.seen: dict[int, list[int]] = {}
-        self.checked: list[int] = []
+def make_model() -> Any:
+    """Make a model that notes the batches it gets."""
+    import lightning  # which takes seconds, in each process that collects tests
 
-    def training_step(self, batch: Any, _number: int) -> Any:
-        self.seen.setdefault(self.current_epoch, []).extend(batch.tolist())
-        return self.layer(batch.float()[:, None]).mean()
+    class Model(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(1, 1)
+            self.seen: dict[int, list[int]] = {}
+            self.checked: list[int] = []
 
-    def validation_step(self, batch: Any, _number: int) -> None:
-        self.checked.extend(batch.tolist())
+        def training_step(self, batch: Any, _number: int) -> Any:
+            self.seen.setdefault(self.current_epoch, []).extend(batch.tolist())
+            return self.layer(batch.float()[:, None]).mean()
 
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.01)
+        def validation_step(self, batch: Any, _number: int) -> None:
+            self.checked.extend(batch.tolist())
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.01)
+
+    return Model()
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_trainer_gets_each_epoch_whole_and_in_turn(workers: int, tmp_path: Path) -> None:
-    model = Model()
+    import lightning
+
+    model = make_model()
     trainer = lightning.Trainer(
         max_epochs=3,
         accelerator="cpu",

@@ -42,16 +42,8 @@ from tests.loaders.conftest import COUNT
 from tests.promises import promise
 from tests.servers import RcloneS3
 
+pytestmark = pytest.mark.usefixtures("tf")
 FORMATS = ("webdataset", "tfrecord")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def tf() -> Any:
-    """TensorFlow, which takes seconds to import, quiet."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    import tensorflow as tf
-
-    return tf
 
 
 class World(NamedTuple):

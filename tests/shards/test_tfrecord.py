@@ -5,28 +5,32 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-import tensorflow as tf
 
 from datacache.shards import records as tfrecord
 from datacache.shards.build import Sharded
 from datacache.shards.index import ShardIndex, index_name
 from tests.shards.conftest import COUNT
 
-FEATURES = {
-    "image/encoded": tf.io.FixedLenFeature([], tf.string),
-    "image/format": tf.io.FixedLenFeature([], tf.string),
-    "image/filename": tf.io.FixedLenFeature([], tf.string),
-    "image/key": tf.io.FixedLenFeature([], tf.string),
-    "image/width": tf.io.FixedLenFeature([], tf.int64),
-    "image/height": tf.io.FixedLenFeature([], tf.int64),
-    "image/object/class/text": tf.io.VarLenFeature(tf.string),
-    "image/object/class/label": tf.io.VarLenFeature(tf.int64),
-} | {f"image/object/bbox/{edge}": tf.io.VarLenFeature(tf.float32) for edge in ("xmin", "ymin", "xmax", "ymax")}
+
+def features(tf: Any) -> dict[str, Any]:
+    """Return what an example of ours holds, as `tf.io.parse_single_example` takes it."""
+    text, number = tf.io.FixedLenFeature([], tf.string), tf.io.FixedLenFeature([], tf.int64)
+    return {
+        "image/encoded": text,
+        "image/format": text,
+        "image/filename": text,
+        "image/key": text,
+        "image/width": number,
+        "image/height": number,
+        "image/object/class/text": tf.io.VarLenFeature(tf.string),
+        "image/object/class/label": tf.io.VarLenFeature(tf.int64),
+    } | {f"image/object/bbox/{edge}": tf.io.VarLenFeature(tf.float32) for edge in ("xmin", "ymin", "xmax", "ymax")}
 
 
-def test_every_kind_of_feature_is_what_tensorflow_writes() -> None:
+def test_every_kind_of_feature_is_what_tensorflow_writes(tf: Any) -> None:
     values = [0, 1, 127, 128, 300, 2**31, 2**63 - 1, -1, -(2**63)]
     floats = [0.0, 0.1, 1.0, -2.5]
     texts = [b"", b"a", bytes(range(256)) * 3]
@@ -43,7 +47,7 @@ def test_every_kind_of_feature_is_what_tensorflow_writes() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"a", bytes(range(256)) * 100])
-def test_a_record_is_the_one_that_tensorflow_writes(data: bytes, tmp_path: Path) -> None:
+def test_a_record_is_the_one_that_tensorflow_writes(data: bytes, tf: Any, tmp_path: Path) -> None:
     with tf.io.TFRecordWriter(str(tmp_path / "theirs")) as writer:
         writer.write(data)
     ours = tfrecord.record_head(len(data)) + data + tfrecord.record_foot(tfrecord.extend(0, data))
@@ -51,7 +55,7 @@ def test_a_record_is_the_one_that_tensorflow_writes(data: bytes, tmp_path: Path)
 
 
 def test_tf_data_reads_the_samples_of_a_set(
-    make: Callable[..., str], shard: Callable[..., tuple[Path, Sharded]], drawn: Path
+    make: Callable[..., str], shard: Callable[..., tuple[Path, Sharded]], drawn: Path, tf: Any
 ) -> None:
     ref = make(drawn)
     folder, done = shard(ref, format="tfrecord")
@@ -69,7 +73,7 @@ def test_tf_data_reads_the_samples_of_a_set(
             assert file is not None
             said[member.name] = file.read()
     for record in records:
-        example = tf.io.parse_single_example(record, FEATURES)
+        example = tf.io.parse_single_example(record, features(tf))
         key = example["image/key"].numpy().decode()
         expected = json.loads(said[f"{key}.json"])
         assert example["image/encoded"].numpy() == said[f"{key}.jpg"]
@@ -85,7 +89,7 @@ def test_tf_data_reads_the_samples_of_a_set(
 
 
 def test_the_index_says_where_each_records_data_is(
-    make: Callable[..., str], shard: Callable[..., tuple[Path, Sharded]], drawn: Path
+    make: Callable[..., str], shard: Callable[..., tuple[Path, Sharded]], drawn: Path, tf: Any
 ) -> None:
     folder, done = shard(make(drawn), format="tfrecord")
     for info in done.built.set.shards:
