@@ -25,10 +25,11 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -238,7 +239,9 @@ class NodeHome(Home):
     def start_daemon(self) -> None:
         """Start the daemon, and wait until it answers."""
         self.daemon = self.node.start(
-            sys.executable, "-m", "datacache.daemon", env=self.env, log=self.path / "daemon-output.log"
+            *(sys.executable, "-m", "datacache.daemon", "--wait"),  # what a killed one had started may be ending still
+            env=self.env,
+            log=self.path / "daemon-output.log",
         )
         client, deadline = DaemonClient(load_settings(self.env)), time.monotonic() + START_TIMEOUT_S
         while not client.alive():
@@ -284,16 +287,23 @@ def relays_between(
 
 @contextmanager
 def one_home_a_node(
-    network: Network, folder: Path, env: Mapping[str, str], *, cluster: str = "", **settings: object
+    network: Network,
+    folder: Path,
+    env: Mapping[str, str],
+    *,
+    cluster: str = "",
+    processes: Sequence[int] = (),
+    **settings: object,
 ) -> Iterator[list[NodeHome]]:
-    """Make a home with these settings on every node, and start the daemons: one cluster, if it is given a name."""
+    """Make a home with these settings on every node, and start the daemons: one cluster, if it is given a name; of so
+    many `processes` each."""
     homes: list[NodeHome] = []
     try:
-        for node in network.nodes:
+        for node, count in zip_longest(network.nodes, processes, fillvalue=1):
             path = folder / node.name
             path.mkdir()
             own = {"cluster": cluster, "node": node.name, "listen": f"{node.address}:{CLUSTER_PORT}"} if cluster else {}
-            homes.append(NodeHome(node, path, env, settings | own))
+            homes.append(NodeHome(node, path, env, settings | own | {"processes": count}))
             homes[-1].start_daemon()
         yield homes
     finally:

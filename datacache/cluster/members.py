@@ -6,9 +6,12 @@ so any thread may read them.
 
 from __future__ import annotations
 
+import json
+import os
 import socket
 import threading
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Protocol
 
 from datacache.core.errors import SettingsError
@@ -63,6 +66,10 @@ class ClusterView:
             return ClusterView(found, self.version)
         return ClusterView(found, self.version + 1)
 
+    def encode(self) -> bytes:
+        """Return the view for `ShownMembers`."""
+        return json.dumps([self.version, [asdict(member) for member in self.members]]).encode()
+
 
 class Members(Protocol):
     """Where a node learns the members of its cluster, and tells the others of itself. Any thread may call."""
@@ -114,6 +121,42 @@ class StaticMembers:
         with self._lock:
             members = [replace(m, state=state, left=left) if m.id == node else m for m in self.view.members]
             self.view = self.view.replaced(members)
+
+    def stop(self) -> None:
+        """Do nothing."""
+
+
+class ShownMembers:
+    """The members as the process that takes part in the cluster shows them to others of its node, in a file. Nobody is
+    there until it does."""
+
+    problem = ""
+
+    def __init__(self, path: Path) -> None:
+        """`path` is the file, which has `ClusterView.encode`."""
+        self._path = path
+        self._seen: tuple[object, ClusterView] = (None, ClusterView())
+
+    @property
+    def view(self) -> ClusterView:
+        """The view that the file has now; `OSError` if it cannot be read."""
+        seen, view = self._seen
+        try:
+            status = os.stat(self._path)
+        except FileNotFoundError:
+            return view
+        stamp = (status.st_ino, status.st_mtime_ns, status.st_size)
+        if stamp != seen:
+            version, members = json.loads(self._path.read_bytes())
+            view = ClusterView(tuple(Member(**member) for member in members), version)
+            self._seen = (stamp, view)
+        return view
+
+    def start(self) -> None:
+        """Do nothing: the other process has joined."""
+
+    def set_state(self, state: str, left: int = 0) -> None:
+        """Do nothing: the other process tells the state of the node."""
 
     def stop(self) -> None:
         """Do nothing."""

@@ -287,6 +287,8 @@ class OtherNode:
             if came is Kind.WAIT:
                 exchange.later.append(at)
                 return
+        elif came is Kind.WAIT:
+            return
         else:
             exchange.later.popleft()
         exchange.questions[at].settle(came)

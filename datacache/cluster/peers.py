@@ -17,13 +17,13 @@ from itertools import takewhile
 from typing import Any
 
 from datacache.cluster.members import (
+    DRAINED,
     DRAINING,
     SERVING,
     STATES,
     Member,
     Members,
     StaticMembers,
-    open_members,
     read_cluster_key,
 )
 from datacache.cluster.peer import Came, NodeConnection, OtherNode, Question, SilenceBudget, SilentError
@@ -78,10 +78,10 @@ class Peers:
         """How long to try a store that has not answered the owner."""
         self._lock = threading.Lock()  # guards all below
         self._peers: dict[tuple[str, str], OtherNode] = {}  # by id and address
-        self._version, self._placement = -1, Placement(())
+        self._version, self._placement, self._leaves = -1, Placement(()), False
         self._joined_at = time.monotonic()
         self.draining = threading.Event()
-        """Set when this node is to hand over what it has."""
+        """Set when this process is to hand over what the node has."""
         self.stats = PeerStats()
 
     def ranked_before_this(self, id: BlockId, dataset: str) -> list[Member]:
@@ -119,8 +119,7 @@ class Peers:
         return self._mode_of(dataset) == "partition"
 
     def join(self) -> None:
-        """Enter the cluster, once this node answers. `NodeTakenError` if there is one of this name."""
-        self.members.start()
+        """Own a share of the blocks from now on, as this node answers. `members.start` comes first."""
         self.members.set_state(SERVING)
         self._joined_at = time.monotonic()
 
@@ -181,6 +180,12 @@ class Peers:
         return NodeConnection(member, self.me)
 
     @property
+    def leaves(self) -> bool:
+        """True as soon as this node drains, by its own decision or by its view."""
+        self._placed()
+        return self._leaves or self.draining.is_set()
+
+    @property
     def serves(self) -> bool:
         """True as long as this node's own view says that it serves."""
         return any(member.address == self.address and member.state == SERVING for member in self.members.view.members)
@@ -197,7 +202,7 @@ class Peers:
         return self._mode_of(dataset) != "off"
 
     def describe(self) -> dict[str, Any]:
-        """Return the members of the newest view, and how each answers this node."""
+        """Return the members of the newest view, and how each answers this process."""
         return {
             "cluster": self.me.cluster,
             "node": self.me.node,
@@ -206,6 +211,11 @@ class Peers:
             "members": self._described(),
             "from_nodes": vars(self.stats),
         }
+
+    def describe_answers(self) -> dict[str, Any]:
+        """Return what `describe` has that is of this process alone."""
+        members = [{name: each[name] for name in ("node", "problem")} for each in self._described()]
+        return {"members": members, "from_nodes": vars(self.stats)}
 
     @property
     def _listed(self) -> bool:
@@ -244,6 +254,8 @@ class Peers:
         with self._lock:
             if view.version != self._version:
                 self._version, self._placement = view.version, Placement(view.members, self._zone)
+                mine = (member for member in view.members if member.address == self.address)
+                self._leaves = any(member.state in (DRAINING, DRAINED) for member in mine)
                 there = {(member.id, member.address) for member in view.members}
                 gone = [self._peers.pop(key) for key in list(self._peers) if key not in there]
             else:
@@ -287,12 +299,8 @@ class Peers:
             return peer
 
 
-def open_peers(settings: Settings, holder: str) -> Peers | None:
-    """Return the cluster that the settings name, not joined yet; None without `DATACACHE_CLUSTER`. `holder`: see
-    `open_members`. `SettingsError`."""
-    members = open_members(settings, holder)
-    if members is None:
-        return None
+def open_peers(settings: Settings, members: Members) -> Peers:
+    """Return the other nodes of the cluster that the settings name. `SettingsError`."""
     tls = Certificates(settings.cluster_tls) if settings.cluster_tls else None
     me = Identity(settings.cluster, settings.node or socket.gethostname(), read_cluster_key(settings), tls)
     return Peers(

@@ -32,6 +32,7 @@ def main() -> int:
     parser.add_argument("--wait", action="store_true", help="wait until another daemon of the home has ended")
     parser.add_argument("--check", action="store_true", help="say whether the daemon answers; 0 or 1, in ten seconds")
     parser.add_argument("--part", nargs=2, metavar=("NUMBER/OF", "PID"), help="serve a part, for the daemon PID")
+    parser.add_argument("--listener", type=int, metavar="FD", help="where a part lets other nodes in")
     arguments = parser.parse_args()
     if arguments.check:
         return _check()
@@ -47,7 +48,7 @@ def main() -> int:
     try:
         if arguments.part:
             number, of = map(int, arguments.part[0].split("/"))
-            run_part(load_settings(), Part(number, of), int(arguments.part[1]))
+            run_part(load_settings(), Part(number, of), int(arguments.part[1]), arguments.listener)
             return 0
         keep_default_ssd_bytes(load_settings().home)
         run(load_settings(), wait=arguments.wait)

@@ -1,7 +1,8 @@
 """Hand over to other nodes what they lack, when this one drains; tell the nodes of a list when it begins to serve.
 
 Each new owner is asked which of its blocks it lacks, and is sent those. It checks and stores them before it answers, so
-what a drained node has left behind is counted. Blocks are known by their ids here: nobody asks the store.
+what a drained node has left behind is counted. Blocks are known by their ids here: nobody asks the store. Of a node
+with several parts the first hands over what all have; whichever is handed something gives each part what is its own.
 
     lacks   ids, of 20 bytes each           → a byte for each: 1 where the block is not on disk there
     keep    length of the list, a list as JSON of [id, data set, bytes of the object, bytes, checksum, object or null],
@@ -18,14 +19,17 @@ import logging
 import struct
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from datacache.cluster.members import DRAINED, DRAINING, Member
 from datacache.cluster.peer import NodeConnection
 from datacache.cluster.peers import Peers
 from datacache.core.errors import DatacacheError, UsageError
 from datacache.core.ids import BLOCK_BYTES, MAX_READABLE_BYTES, BlockId, ObjectId, block_count, block_length
-from datacache.daemon.fetcher import Data, Fetcher
+from datacache.daemon.fetcher import Fetcher
+from datacache.daemon.parts import OtherParts
+from datacache.exchange.client import Connection
+from datacache.exchange.frames import Buffer
 from datacache.exchange.wire import MOST_BLOCKS, checksum_of, decode_ref, encode_ref, expect_text
 from datacache.tiers.layout import OBJECT_FILE, container_name, unpack_location
 from datacache.tiers.tier import Block, Tier
@@ -46,9 +50,12 @@ _Held = tuple[BlockId, str, int]
 class HandOver:
     """See the module."""
 
-    def __init__(self, peers: Peers, writer: TierWriter, fetcher: Fetcher) -> None:
-        """Start a thread that waits for the time to drain. For a node that serves."""
-        self._peers, self._writer, self._fetcher = peers, writer, fetcher
+    def __init__(
+        self, peers: Peers, writer: TierWriter, fetcher: Fetcher, *, tell_parts: Callable[[], object] = lambda: None
+    ) -> None:
+        """Start a thread that waits for the time to drain. For a node that serves. `tell_parts` shows the other parts
+        the newest view."""
+        self._peers, self._writer, self._fetcher, self._tell_parts = peers, writer, fetcher, tell_parts
         self._stopping = threading.Event()
         self._left = self._refused = 0
         self._told_at = 0.0
@@ -84,6 +91,7 @@ class HandOver:
         while self._peers.serves:  # by this node's own view, which may be some seconds old
             if self._stopping.wait(_TELL_EVERY_S / 10):
                 return
+        self._tell_parts()  # what they still get is got before the index is gone through
         for tier in self._writer.tiers:
             for entries in self._writer.entries(tier.name):
                 for at in range(0, len(entries), MOST_BLOCKS * 16):
@@ -106,12 +114,7 @@ class HandOver:
     def _held(self, tier: Tier, entries: Sequence[tuple[bytes, bytes]]) -> list[_Held]:
         """Return the blocks of some entries of the index that other nodes may have."""
         places = [(BlockId(id), unpack_location(value)) for id, value in entries]
-
-        def look() -> dict[int, str]:
-            wanted = {place.container for _, place in places}
-            return {id: tier.containers[id].dataset for id in wanted if id in tier.containers}
-
-        datasets = self._writer.call(look).result()
+        datasets = self._writer.datasets(tier.name, {place.container for _, place in places})
         found = []
         for id, place in places:
             dataset = datasets.get(place.container)
@@ -156,36 +159,35 @@ class HandOver:
         if connection is None:
             connection = self._connections[owner.address] = self._peers.connect(owner)
         for some in self._portions([blocks[at] for at in lacked(connection, [id for id, _, _ in blocks])]):
-            items = [
-                [id.hex(), dataset, size_bytes, len(data), checksum_of(data).hex(), self._unchecked(id)]
-                for (id, dataset, size_bytes), data in some
-            ]
-            listed = json.dumps(items).encode()
-            parts: list[Data] = [_LENGTH.pack(len(listed)), listed, *(data for _, data in some)]
-            kept = json.loads(bytes(connection.upload("keep", sum(map(len, parts)), parts)))["kept"]
-            self._refused += kept.count(False)
+            self._refused += _hand(connection, some).count(False)
 
-    def _portions(self, blocks: list[_Held]) -> Iterator[list[tuple[_Held, memoryview]]]:
+    def _portions(self, blocks: list[_Held]) -> Iterator[list[Block]]:
         """Yield blocks with their bytes, as many as go in one frame. Those that are broken or gone are left out."""
-        some: list[tuple[_Held, memoryview]] = []
-        for block in blocks:
-            data = self._fetcher.local.view(block[0], 0, None)
+        some: list[Block] = []
+        for id, dataset, size_bytes in blocks:
+            data = self._fetcher.local.view(id, 0, None)
             if data is None:
                 continue
-            if some and (len(some) == MOST_BLOCKS or sum(len(d) for _, d in some) + len(data) > _MOST_AT_A_TIME_BYTES):
+            if some and (
+                len(some) == MOST_BLOCKS or sum(len(b.data) for b in some) + len(data) > _MOST_AT_A_TIME_BYTES
+            ):
                 yield some
                 some = []
-            some.append((block, data))
+            some.append(
+                Block(
+                    id=id,
+                    object_bytes=size_bytes,
+                    number=int.from_bytes(id[16:], "big"),
+                    data=data,
+                    dataset=dataset,
+                    unchecked=self._writer.unchecked_ref(ObjectId(id[:16])),
+                )
+            )
         if some:
             yield some
 
-    def _unchecked(self, id: BlockId) -> list[object] | None:
-        """Return the object of a block that is still to be checked as a whole."""
-        ref = self._writer.unchecked_ref(ObjectId(id[:16]))
-        return None if ref is None else encode_ref(ref)
 
-
-def lacked(connection: NodeConnection, ids: Sequence[BlockId]) -> list[int]:
+def lacked(connection: Connection, ids: Sequence[BlockId]) -> list[int]:
     """Return the positions of the blocks that the disk of a node has not got. `OSError`, `DatacacheError`."""
     answer = connection.call("lacks", b"".join(ids))
     return [at for at, lacking in zip(range(len(ids)), answer, strict=True) if lacking]
@@ -194,8 +196,8 @@ def lacked(connection: NodeConnection, ids: Sequence[BlockId]) -> list[int]:
 class Receiver:
     """Takes over what another node hands over. Any thread."""
 
-    def __init__(self, fetcher: Fetcher) -> None:
-        self._fetcher = fetcher
+    def __init__(self, fetcher: Fetcher, parts: OtherParts) -> None:
+        self._fetcher, self._parts = fetcher, parts
 
     def lacks(self, body: memoryview) -> bytes:
         """Return a byte for each of some ids: 1 where the disk of this node has not got the block."""
@@ -203,17 +205,46 @@ class Receiver:
             raise UsageError("bad request: those are no ids")
         ids = [BlockId(bytes(body[at : at + _ID_BYTES])) for at in range(0, len(body), _ID_BYTES)]
         found = bytearray(len(ids))
-        for at in self._fetcher.not_on_disk(ids):
-            found[at] = 1
+        for part, positions in self._parts.divide(ids).items():
+            some = [ids[at] for at in positions]
+            if part == self._parts.part.number:
+                lacking = self._fetcher.not_on_disk(some)
+            else:
+                with self._parts.connected(part, _STORED_S) as connection:
+                    lacking = lacked(connection, some)
+            for nth in lacking:
+                found[positions[nth]] = 1
         return bytes(found)
 
     def keep(self, body: memoryview) -> bytes:
         """Store blocks; return which the tiers kept, as JSON."""
         try:
-            futures = [self._fetcher.take_over(block) for block in _decode(body)]
+            blocks = _decode(body)
         except (KeyError, TypeError, ValueError, struct.error, RecursionError) as exc:
             raise UsageError(f"bad request: these blocks cannot be kept: {exc}") from exc
-        return json.dumps({"kept": [future.result(_STORED_S) for future in futures]}).encode()
+        kept: dict[int, bool] = {}
+        by_part = self._parts.divide([block.id for block in blocks])
+        futures = {at: self._fetcher.take_over(blocks[at]) for at in by_part.pop(self._parts.part.number, ())}
+        for part, positions in by_part.items():
+            with self._parts.connected(part, _STORED_S) as connection:
+                kept |= zip(positions, _hand(connection, [blocks[at] for at in positions]), strict=True)
+        kept |= {at: future.result(_STORED_S) for at, future in futures.items()}
+        return json.dumps({"kept": [kept[at] for at in range(len(blocks))]}).encode()
+
+
+def _hand(connection: Connection, blocks: Sequence[Block]) -> list[bool]:
+    """Have whoever is at the other end store blocks; return which it keeps."""
+    items = [
+        [
+            *(block.id.hex(), block.dataset, block.object_bytes, len(block.data), checksum_of(block.data).hex()),
+            None if block.unchecked is None else encode_ref(block.unchecked),
+        ]
+        for block in blocks
+    ]
+    listed = json.dumps(items).encode()
+    parts: list[Buffer] = [_LENGTH.pack(len(listed)), listed, *(block.data for block in blocks)]
+    kept: list[bool] = json.loads(bytes(connection.upload("keep", sum(map(len, parts)), parts)))["kept"]
+    return kept
 
 
 def _decode(body: memoryview) -> list[Block]:

@@ -2,27 +2,32 @@
 
 A node asks the owner of a block, which gets it if it is not here, or whoever may have it from before. It proves first
 that it has the cluster's key (`exchange.auth`). Each connection has a thread.
+
+All parts of a node (`parts`) let others in at its one address, so nobody needs to know how many there are. Whichever is
+asked gives what any of them has stored, and has another part get what is that one's.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import threading
-from collections import deque
 from collections.abc import Generator, Iterator
 from itertools import groupby
 
 from datacache.cluster.peers import Peers
-from datacache.core.errors import CacheError, UsageError
-from datacache.core.ids import BLOCK_BYTES, ObjectRef, block_id, object_id
+from datacache.core.errors import CacheError, DaemonError, DatacacheError, UsageError
+from datacache.core.ids import BLOCK_BYTES, block_id, object_id
 from datacache.daemon.fetcher import Fetcher, Reading
 from datacache.daemon.handover import Receiver
+from datacache.daemon.parts import OtherParts, PartConnection
 from datacache.daemon.turns import Kind as TurnKind
 from datacache.exchange.auth import welcome
 from datacache.exchange.frames import Frame, Kind
 from datacache.exchange.server import Answer, FrameServer, error_answer
 from datacache.exchange.wire import BlocksRequest, Fields, Mode, checksum_of
+from datacache.tiers.parts import part_of
 
 _MOST_REQUEST_BYTES = 2 * BLOCK_BYTES
 """Of the blocks that another node hands over in one frame."""
@@ -30,6 +35,8 @@ _MOST_UNDER_WAY = 512
 """Blocks that other nodes wait for at a time. Who asks for more is told to ask somebody else."""
 _SIGN_EVERY_S = 0.25
 """How often a node that waits for a block hears that it is being got: four times before it gives this one up."""
+_PART_SILENT_S = 0.75
+"""How long another part may be silent: less than the second that this node may be."""
 
 _OF_CONNECTIONS = (
     (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
@@ -42,10 +49,9 @@ _OF_CONNECTIONS = (
 its connections would keep a thread and a descriptor each for ever."""
 
 
-def serve_nodes(peers: Peers, fetcher: Fetcher) -> FrameServer:
-    """Listen to other nodes and join the cluster. `CacheError` if the address cannot be listened at, `NodeTakenError`
-    if there is a node of this name."""
-    host, _, port = peers.address.rpartition(":")
+def listen_to_nodes(address: str) -> socket.socket:
+    """Return the listener of a node; `CacheError` if the address cannot be listened at."""
+    host, _, port = address.rpartition(":")
     host = host.strip("[]")
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -54,85 +60,176 @@ def serve_nodes(peers: Peers, fetcher: Fetcher) -> FrameServer:
             listener.setsockopt(level, option, value)
     except OSError as exc:
         raise CacheError(
-            f"the node cannot listen at {peers.address}: {exc.strerror or exc}",
+            f"the node cannot listen at {address}: {exc.strerror or exc}",
             hint="Set DATACACHE_LISTEN to an address of this machine and a port that nobody has.",
         ) from exc
+    return listener
+
+
+def serve_nodes(nodes: NodeRequests, listener: socket.socket, *, shared: bool = False) -> FrameServer:
+    """Let other nodes in from now on. `shared`: see `FrameServer.listen`."""
     server = FrameServer(
-        _Nodes(peers, fetcher).answer,
+        nodes.answer,
         most_bytes=_MOST_REQUEST_BYTES,
         name="nodes",
-        welcome=lambda frames: welcome(frames, peers.me),
-        crowded=lambda: fetcher.turns.crowded(TurnKind.NODE),
+        welcome=lambda frames: welcome(frames, nodes.peers.me),
+        crowded=lambda: nodes.fetcher.turns.crowded(TurnKind.NODE),
     )
-    server.listen(listener)
-    peers.join()
+    server.listen(listener, shared=shared)
     return server
 
 
-class _Nodes:
-    """Answers to other nodes. Any thread."""
+class _AskedPart:
+    """Blocks that another node wants and another part of this node gets. One thread."""
 
-    def __init__(self, peers: Peers, fetcher: Fetcher) -> None:
-        self._peers, self._fetcher, self._receiver = peers, fetcher, Receiver(fetcher)
+    def __init__(self, connection: PartConnection, request: BlocksRequest) -> None:
+        """Send the request. `OSError` if the part does not take it."""
+        self._connection, self._first_left = connection, len(request.blocks)
+        self._came: dict[int, memoryview | DatacacheError | Kind] = {}
+        connection.give_time(_PART_SILENT_S)
+        connection.ask_blocks(request)
+        self._answers = connection.asked_answers(request)
+
+    def got(self, at: int) -> Iterator[Answer]:
+        """Yield signs of life until the block at this position has come, then the block or the error. Positions come
+        in their order."""
+        try:
+            while at not in self._came:
+                self._connection.give_time(_PART_SILENT_S)
+                nth, came = next(self._answers, (at, Kind.BUSY))
+                if came is not Kind.WAIT:
+                    self._came[nth] = came
+                elif not self._first_left:
+                    yield Answer(Kind.WAIT)
+                self._first_left = max(0, self._first_left - 1)
+        except OSError as exc:
+            self._connection.close()
+            self._came[at] = DaemonError(f"another part of this node does not answer: {exc}")
+        came = self._came.pop(at)
+        if isinstance(came, memoryview):
+            yield Answer(Kind.OK, checksum_of(came), came)
+        else:  # *wait* was said, so it is too late for *busy*
+            yield error_answer(DaemonError("this node is busy") if isinstance(came, Kind) else came)
+
+
+class NodeRequests:
+    """What other nodes ask for, of one part of this node. Any thread."""
+
+    def __init__(
+        self,
+        peers: Peers,
+        fetcher: Fetcher,
+        parts: OtherParts,
+    ) -> None:
+        self.peers, self.fetcher, self._parts = peers, fetcher, parts
+        self._receiver = Receiver(fetcher, parts)
         self._room = threading.BoundedSemaphore(_MOST_UNDER_WAY)
 
     def answer(self, frame: Frame) -> Generator[Answer, None, None]:
         """Answer one frame of another node."""
         if frame.kind == Kind.CALL:
-            yield Answer(Kind.OK, body=self._call(frame.head, frame.body))
+            yield Answer(Kind.OK, body=self.call(frame.head, frame.body))
             return
         if frame.kind != Kind.BLOCKS:
             raise UsageError("bad request: another node may ask for blocks only")
         request = BlocksRequest.decode(frame.body)
         if not request.mode.of_a_peer:
             raise UsageError("bad request: another node may not ask as a reader")
-        begun = deque[Reading]()
-        try:
-            came = [self._begin(ref, number, request, begun) for ref, number in request.blocks]
-            for kind, alike in groupby(came, _kind):
-                if kind is Kind.OK:
-                    yield from (
-                        Answer(Kind.OK, checksum_of(here), here) for here in alike if not isinstance(here, Kind)
-                    )
-                else:
-                    yield Answer(kind, (len(list(alike)) - 1).to_bytes(2, "big"))  # and so many more
-            while begun:
-                yield from _got(begun[0])
-                self._end(begun.popleft())
-        finally:
-            for reading in begun:
-                self._end(reading)
+        yield from self.blocks(request)
 
-    def _begin(self, ref: ObjectRef, number: int, request: BlocksRequest, begun: deque[Reading]) -> memoryview | Kind:
-        """Return a block that is here, else the answer until it is: `begun` has it then, if it is being got."""
-        here = self._fetcher.local.view(block_id(object_id(ref), number), 0, None)
+    def blocks(self, request: BlocksRequest) -> Iterator[Answer]:
+        """Answer a request of another node for blocks."""
+        begun: dict[int, Reading] = {}
+        others: dict[int, list[int]] = {}
+        leaves = self.peers.leaves
+        with contextlib.ExitStack() as connected:
+            try:
+                came = [self._begin(at, request, begun, others, leaves=leaves) for at in range(len(request.blocks))]
+                asked = self._ask_parts(request, others, came, connected)
+                for kind, alike in groupby(came, _kind):
+                    if kind is Kind.OK:
+                        yield from (
+                            Answer(Kind.OK, checksum_of(here), here) for here in alike if not isinstance(here, Kind)
+                        )
+                    else:
+                        yield Answer(kind, (len(list(alike)) - 1).to_bytes(2, "big"))  # and so many more
+                for at in sorted([*begun, *asked]):
+                    if at in asked:
+                        of_part, nth = asked[at]
+                        yield from of_part.got(nth)
+                    else:
+                        yield from _got(begun[at])
+                        self._end(begun.pop(at))
+            finally:
+                for reading in begun.values():
+                    self._end(reading)
+
+    def call(self, op: bytes, body: memoryview) -> bytes:
+        """Do what another node asks for besides blocks: all of it is about draining."""
+        if op == b"lacks" and not self.peers.draining.is_set():
+            return self._receiver.lacks(body)
+        if op == b"keep":
+            return self._receiver.keep(body)
+        if op in (b"drain", b"state") and self._parts.part.number:  # the first part knows
+            with self._parts.connected(0) as connection:
+                return bytes(connection.call(op.decode(), body))
+        if op == b"drain":
+            return json.dumps(self.peers.drain("")).encode()
+        if op == b"state":
+            fields = Fields.decode(body)
+            mine = self.peers.note(fields.text("node"), fields.text("state"), fields.number("left"))
+            return json.dumps(mine).encode()
+        raise UsageError("bad request: another node may ask for blocks only, or hand them over")
+
+    def _begin(
+        self,
+        at: int,
+        request: BlocksRequest,
+        begun: dict[int, Reading],
+        others: dict[int, list[int]],
+        *,
+        leaves: bool,
+    ) -> memoryview | Kind:
+        """Return a block that is here, else the answer until it is: `begun` has it then, if it is being got, and
+        `others`, by part, if another part is to be asked."""
+        ref, number = request.blocks[at]
+        obj = object_id(ref)
+        here = self.fetcher.local.view(block_id(obj, number), 0, None)
         if here is not None:
             return here
         if request.mode is Mode.HAVE:
             return Kind.ABSENT
-        # Who asks a node that drains has not heard of it yet.
-        if self._peers.draining.is_set() or not self._room.acquire(blocking=False):
+        if leaves:  # who asks has not heard of it yet
             return Kind.BUSY
-        reading = self._fetcher.read_for_node(ref, number, request.dataset)
+        if not self._parts.part.has(obj):
+            others.setdefault(part_of(obj, self._parts.part.of), []).append(at)
+            return Kind.BUSY
+        if not self._room.acquire(blocking=False):
+            return Kind.BUSY
+        reading = self.fetcher.read_for_node(ref, number, request.dataset)
         if reading is None:
             self._room.release()
             return Kind.BUSY
-        begun.append(reading)
+        begun[at] = reading
         return Kind.WAIT
 
-    def _call(self, op: bytes, body: memoryview) -> bytes:
-        """Do what another node asks for besides blocks: all of it is about draining."""
-        if op == b"lacks" and not self._peers.draining.is_set():
-            return self._receiver.lacks(body)
-        if op == b"keep":
-            return self._receiver.keep(body)
-        if op == b"drain":
-            return json.dumps(self._peers.drain("")).encode()
-        if op == b"state":
-            fields = Fields.decode(body)
-            mine = self._peers.note(fields.text("node"), fields.text("state"), fields.number("left"))
-            return json.dumps(mine).encode()
-        raise UsageError("bad request: another node may ask for blocks only, or hand them over")
+    def _ask_parts(
+        self,
+        request: BlocksRequest,
+        others: dict[int, list[int]],
+        came: list[memoryview | Kind],
+        connected: contextlib.ExitStack,
+    ) -> dict[int, tuple[_AskedPart, int]]:
+        """Ask other parts for their blocks, and put into `came` that those are on their way; return whom each was asked
+        of, as which of its blocks. A part that is not there leaves what is in `came`."""
+        asked = {}
+        for part, positions in others.items():
+            with contextlib.suppress(OSError):
+                connection = connected.enter_context(self._parts.connected(part))
+                of_part = _AskedPart(connection, request.only(positions))
+                for nth, at in enumerate(positions):
+                    came[at], asked[at] = Kind.WAIT, (of_part, nth)
+        return asked
 
     def _end(self, reading: Reading) -> None:
         reading.close()

@@ -2,7 +2,8 @@
 
 Each is the same kind of thing as the daemon, for its part: tiers with budgets of their own, a fetcher, warm-ups, and a
 socket, which readers ask for the blocks of their objects. The daemon alone has the home's lock, pulse and leases and is
-asked everything else; it asks the parts in turn and adds up.
+asked everything else; it asks the parts in turn and adds up. In a cluster it alone takes part, for the node: it shows
+the others the members, and they let other nodes in at its listener, too.
 """
 
 from __future__ import annotations
@@ -11,33 +12,40 @@ import contextlib
 import ctypes
 import logging
 import os
+import select
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from datacache.cluster.members import Members
 from datacache.core import ipc
 from datacache.core.disk import replace_file
 from datacache.core.errors import CacheError, DaemonUnavailableError
+from datacache.core.ids import BlockId
 from datacache.daemon import paths
 from datacache.exchange.client import Connection
 from datacache.exchange.frames import Buffer, Deadline
 from datacache.settings import Settings
 from datacache.store.credentials import Environments
-from datacache.tiers.parts import Part
+from datacache.tiers.parts import Part, part_of
 
 log = logging.getLogger(__name__)
 _START_S, _STOP_S = 20.0, 5.0
 T = TypeVar("T")
 _ALIVE_S, _ORDER_S = 3.0, 600.0
+_LOOK_EVERY_S = 0.05
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _STATES = ("done", "cancelled", "incomplete", "failed", "running")
 """Of a job in several parts the last of these is the state of all."""
-_NAMES = ("name", "id", "url")
+_NAMES = ("name", "id", "url", "node")
 _OF_ALL = frozenset({"silent_s", "position", "items", "next_items", "ahead"})
 """Numbers that are not of a part."""
 
@@ -65,16 +73,22 @@ class PartProcesses:
         budgets: Sequence[tuple[int, ...]],
         held: Sequence[int],
         environments: Environments | None,
+        *,
+        members: Members | None = None,
     ) -> None:
         """`budgets` of RAM and SSD for each part; `held`: descriptors of the home's lock, which the processes keep;
-        `environments`: how stores are reached, which processes are told when they start."""
+        `environments`: how stores are reached, which processes are told when they start; `members` of the cluster."""
         count = len(budgets)
         self._home, self._held = settings.home, held
         self._processes = [
             _PartProcess(Part(number, count), replace(settings, ram_bytes=ram, ssd_bytes=ssd))
             for number, (ram, ssd) in enumerate(budgets[1:], 1)
         ]
-        self._environments = environments
+        self._environments, self._members = environments, members
+        self._listener: socket.socket | None = None
+        self._showing = threading.Lock()  # held while members are shown; guards _shown
+        self._shown = -1
+        """The version of the view that the processes know."""
         self.hangs = ""
         """The part that does not answer, or what hangs in it; '' if all go on."""
 
@@ -83,8 +97,11 @@ class PartProcesses:
         """The problems of the tiers, as the parts told them last."""
         return [problem for each in self._processes for problem in (each.health or {}).get("problems", ())]
 
-    def start(self) -> None:
-        """Start the processes and wait until they serve; tell readers how many parts there are. `CacheError`."""
+    def start(self, listener: socket.socket | None = None) -> None:
+        """Start the processes and wait until they serve; tell readers how many parts there are. `listener`: where they
+        let other nodes in. `CacheError`."""
+        self._listener = listener
+        self.show_members()
         for each in self._processes:
             self._start(each)
         end = time.monotonic() + _START_S
@@ -100,6 +117,7 @@ class PartProcesses:
 
     def look(self) -> None:
         """Start again what has ended, for which readers wait, and see whether all others answer."""
+        self.show_members()
         hangs = ""
         for each in self._processes:
             if each.running is not None and each.running.poll() is not None:
@@ -111,6 +129,16 @@ class PartProcesses:
             elif not starts:
                 hangs = f"the process of part {each.part.number} does not answer"
         self.hangs = hangs
+
+    def show_members(self) -> None:
+        """Show the processes who is in the cluster now. Any thread."""
+        if self._members is None:
+            return
+        with self._showing:
+            view = self._members.view
+            if view.version != self._shown:
+                replace_file(paths.members_path(self._home), view.encode(), durable=False)
+                self._shown = view.version
 
     def ask(self, op: str, fields: object = None, *, timeout_s: float = _ORDER_S) -> list[dict[str, Any]]:
         """Have all parts do an operation; return their answers. Raises the first error."""
@@ -142,13 +170,14 @@ class PartProcesses:
         package_root = str(Path(__file__).parents[2])
         environment["PYTHONPATH"] = os.pathsep.join(p for p in (package_root, os.environ.get("PYTHONPATH")) if p)
         number, of = each.part
+        listener = [] if self._listener is None else ["--listener", str(self._listener.fileno())]
         each.health = None
         each.running = subprocess.Popen(
-            [sys.executable, "-m", "datacache.daemon", "--part", f"{number}/{of}", str(os.getpid())],
+            [sys.executable, "-m", "datacache.daemon", "--part", f"{number}/{of}", str(os.getpid()), *listener],
             stdin=subprocess.DEVNULL,
             cwd="/",
             env=environment,
-            pass_fds=self._held,
+            pass_fds=[*self._held, *map(int, listener[1:])],
         )
 
     def _answers(self, each: _PartProcess) -> bool:
@@ -170,16 +199,72 @@ class PartProcesses:
                 time.sleep(0.05)
 
 
+class PartConnection(Connection):
+    """A connection to a part's process, with an end of all waiting."""
+
+    def __init__(self, home: Path, number: int) -> None:
+        """`OSError` if that does not answer."""
+        deadline = Deadline(f"the process of part {number} did not answer in time")
+        end = ipc.connect(paths.socket_path(home, number), timeout_s=_ALIVE_S)
+        super().__init__(end, look=deadline.look, look_every_s=_LOOK_EVERY_S)
+        self._deadline = deadline
+        self.give_time(_ORDER_S)
+
+    def give_time(self, timeout_s: float) -> None:
+        """Wait for so long at most from now on."""
+        self._deadline.give_up_at = time.monotonic() + timeout_s
+
+    def hung_up(self) -> bool:
+        """Tell whether the other end has gone, while nothing is to come from it."""
+        poll = select.poll()
+        poll.register(self.frames.connection, select.POLLIN)
+        return bool(poll.poll(0))
+
+
+class OtherParts:
+    """The other parts of this node, and connections to them, which are kept for the next request. Any thread."""
+
+    def __init__(self, home: Path, part: Part) -> None:
+        """`part` is this process's."""
+        self._home, self.part = home, part
+        self._idle: defaultdict[int, deque[PartConnection]] = defaultdict(deque)
+
+    def divide(self, ids: Sequence[BlockId]) -> dict[int, list[int]]:
+        """Return the positions of the blocks of each part, this one included."""
+        found: dict[int, list[int]] = {}
+        for at, id in enumerate(ids):
+            found.setdefault(part_of(id[:16], self.part.of), []).append(at)
+        return found
+
+    @contextlib.contextmanager
+    def connected(self, number: int, timeout_s: float = _ORDER_S) -> Iterator[PartConnection]:
+        """Yield a connection to a part for one caller. An error closes it. `OSError` if the part does not answer."""
+        connection = self._take(number)
+        try:
+            connection.give_time(timeout_s)
+            yield connection
+        except BaseException:
+            connection.close()
+            raise
+        if not connection.closed:
+            self._idle[number].append(connection)
+
+    def _take(self, number: int) -> PartConnection:
+        idle = self._idle[number]
+        while idle:
+            with contextlib.suppress(IndexError):  # another thread was quicker
+                connection = idle.pop()
+                if not connection.hung_up():
+                    return connection
+                connection.close()
+        return PartConnection(self._home, number)
+
+
 def ask_part(home: Path, number: int, talk: Callable[[Connection], T], timeout_s: float = _ORDER_S) -> T:
     """Return what `talk` makes of a connection to a part's process. `OSError` if that does not answer."""
-    deadline = Deadline(f"the process of part {number} did not answer in time")
-    deadline.give_up_at = time.monotonic() + timeout_s
-    socket = ipc.connect(paths.socket_path(home, number), timeout_s=_ALIVE_S)
-    connection = Connection(socket, look=deadline.look, look_every_s=0.25)
-    try:
+    with contextlib.closing(PartConnection(home, number)) as connection:
+        connection.give_time(timeout_s)
         return talk(connection)
-    finally:
-        connection.close()
 
 
 def end_with(parent: int) -> None:

@@ -15,6 +15,11 @@ def parts_path(home: Path) -> Path:
     return home / "run" / "parts"
 
 
+def members_path(home: Path) -> Path:
+    """Name the file with the members of the cluster, which the daemon shows to the processes of other parts."""
+    return home / "run" / "members"
+
+
 def keeper_socket_path(home: Path) -> Path:
     """Name the socket that takes descriptors to be kept (`keeper`)."""
     return home / "run" / "keeper.sock"

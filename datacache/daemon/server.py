@@ -13,6 +13,7 @@ import logging
 import os
 import resource
 import signal
+import socket
 import sys
 import threading
 import time
@@ -29,6 +30,7 @@ from datacache.catalog.base import Catalog
 from datacache.catalog.open import open_catalog_url
 from datacache.catalog.packs import stores_with_packs
 from datacache.catalog.refs import resolve
+from datacache.cluster.members import Members, ShownMembers, open_members
 from datacache.cluster.peers import Peers, open_peers
 from datacache.core import counters, ipc, lockfile
 from datacache.core.errors import CacheError, DaemonRunningError, DatacacheError, SnapshotNotFoundError, UsageError
@@ -40,10 +42,10 @@ from datacache.daemon.handover import HandOver
 from datacache.daemon.keeper import Keeper
 from datacache.daemon.metrics import render_metrics
 from datacache.daemon.mount_leases import MountLeases, holder
-from datacache.daemon.nodes import serve_nodes
+from datacache.daemon.nodes import NodeRequests, listen_to_nodes, serve_nodes
 from datacache.daemon.orders.lookahead import Lookaheads
 from datacache.daemon.orders.plan_file import decode_header
-from datacache.daemon.parts import PartProcesses, add_up, ask_part, end_with
+from datacache.daemon.parts import OtherParts, PartProcesses, add_up, ask_part, end_with
 from datacache.daemon.pulse import Pulse
 from datacache.daemon.turns import Kind as TurnKind
 from datacache.daemon.turns import Sends
@@ -113,6 +115,9 @@ class Daemon:
             whole=WholeObjects(writer, self._local, self._stores.get, md5=settings.check_md5),
             peers=peers,
         )
+        others = OtherParts(settings.home, writer.part)
+        self.nodes = NodeRequests(peers, self.fetcher, others) if peers is not None else None
+        """What other nodes of the cluster ask for."""
         lru_bytes = writer.tiers[-1].budget_bytes if settings.eviction == "lru" else None
         self._lookaheads = Lookaheads(settings, writer, self.fetcher, self._open_manifest)
         self._warmer = Warmer(
@@ -154,11 +159,16 @@ class Daemon:
     def answer(self, request: Frame) -> Generator[Answer, None, None]:
         """Answer one frame."""
         if request.kind == Kind.BLOCKS:
-            yield from self._blocks(BlocksRequest.decode(request.body))
+            blocks = BlocksRequest.decode(request.body)
+            # Another part asks for another node.
+            of_a_node = blocks.mode.of_a_peer and self.nodes is not None
+            yield from self.nodes.blocks(blocks) if self.nodes and of_a_node else self._blocks(blocks)
             return
         op = request.head.decode(errors="replace")
         if request.kind == Kind.CALL and op == "lookahead":
             result: Result = self._lookahead(request.body)
+        elif request.kind == Kind.CALL and op in ("lacks", "keep", "state") and self.nodes is not None:
+            result = self.nodes.call(request.head, request.body)
         elif request.kind == Kind.CALL and op in self._operations:
             result = self._operations[op](Fields.decode(request.body))
         else:
@@ -367,7 +377,7 @@ class Daemon:
             **self._job_state(),
         }
         if self._part.number:
-            return state
+            return state | {"cluster": self._peers.describe_answers() if self._peers is not None else None}
         return state | {
             "pins": sorted(self._writer.pins()),
             "reads": counted | {"hits": hits, "hit_rate": hits / reads if reads else None},
@@ -455,7 +465,8 @@ class Daemon:
         return {"changed": changed}
 
     def _cluster(self, _: Fields) -> Result:
-        return self._in_cluster().describe()
+        peers = self._in_cluster()
+        return peers.describe_answers() if self._part.number else self._added_up("cluster", peers.describe())
 
     def _drain(self, fields: Fields) -> Result:
         return self._in_cluster().drain(fields.optional_text("node"))
@@ -537,26 +548,27 @@ def run(settings: Settings, *, wait: bool = False) -> None:
         writer = stack.enter_context(open_tiers(settings))
         catalog = open_catalog_url(settings.catalog, blob_cache_dir=settings.home)
         stack.callback(catalog.close)
-        parts = None
-        count = 1 if settings.cluster else settings.processes or parts_by_cores()
+        members = open_members(settings, holder(settings.home))
+        parts, count = None, settings.processes or parts_by_cores()
         if count > 1:
-            parts = PartProcesses(settings, writer.divide(count), held, environments)
-            stack.callback(parts.stop)
-            parts.start()
-        _serve(settings, writer, catalog, environments, parts)
+            parts = PartProcesses(settings, writer.divide(count), held, environments, members=members)
+        _serve(settings, writer, catalog, environments, members=members, parts=parts)
     _end()
 
 
-def run_part(settings: Settings, part: Part, parent: int) -> None:
-    """Serve a part but the first for the daemon whose process id is `parent`, and no longer than that lives. Raises as
-    `run` does."""
+def run_part(settings: Settings, part: Part, parent: int, nodes: int | None) -> None:
+    """Serve a part but the first for the daemon whose process id is `parent`, and no longer than that lives; `nodes` is
+    the descriptor of the listener for other nodes. Raises as `run` does."""
     end_with(parent)
     environments = None if settings.daemon == "external" else Environments.take_from(os.environ)
     with contextlib.ExitStack() as stack:
         writer = stack.enter_context(open_part(settings, part))
         catalog = open_catalog_url(settings.catalog, blob_cache_dir=settings.home)
         stack.callback(catalog.close)
-        _serve(settings, writer, catalog, environments)
+        members, listener = None, None
+        if nodes is not None:
+            members, listener = ShownMembers(paths.members_path(settings.home)), socket.socket(fileno=nodes)
+        _serve(settings, writer, catalog, environments, members=members, listener=listener)
     _end()
 
 
@@ -573,11 +585,14 @@ def _serve(
     writer: TierWriter,
     catalog: Catalog,
     environments: Environments | None,
+    *,
+    members: Members | None,
+    listener: socket.socket | None = None,
     parts: PartProcesses | None = None,
 ) -> None:
-    peers = open_peers(settings, holder(settings.home))
+    peers = open_peers(settings, members) if members is not None else None
     daemon = Daemon(settings, writer, catalog, environments, peers=peers, parts=parts)
-    socket = paths.socket_path(settings.home, writer.part.number)
+    path = paths.socket_path(settings.home, writer.part.number)
     # What the first fetch needs takes a while to import: have it ready by then.
     threading.Thread(target=import_store_clients, daemon=True).start()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -588,17 +603,27 @@ def _serve(
         name="daemon",
         crowded=lambda: daemon.fetcher.turns.crowded(TurnKind.READ),
     )
-    # What is there is stale: we hold the lock.
-    server.listen(ipc.listen(socket, backlog=512))
-    with contextlib.ExitStack() as in_cluster:
-        if peers is not None:
-            in_cluster.callback(peers.close)
-            in_cluster.callback(serve_nodes(peers, daemon.fetcher).close)
-            in_cluster.callback(HandOver(peers, writer, daemon.fetcher).stop)
+    with contextlib.ExitStack() as until_stopped:
+        if parts is not None:
+            until_stopped.callback(parts.stop)
+        if peers is not None and daemon.nodes is not None:
+            until_stopped.callback(peers.close)
+            peers.members.start()
+            listener = listener or listen_to_nodes(settings.listen)
+            in_cluster = serve_nodes(daemon.nodes, listener, shared=writer.part.number > 0)
+            until_stopped.callback(in_cluster.close)
+        if parts is not None:
+            parts.start(listener)
+        # What is there is stale: we hold the lock.
+        server.listen(ipc.listen(path, backlog=512))
+        if peers is not None and not writer.part.number:
+            peers.join()
+            tell_parts = parts.show_members if parts is not None else lambda: None
+            until_stopped.callback(HandOver(peers, writer, daemon.fetcher, tell_parts=tell_parts).stop)
         daemon.begin()
         log.info("serving %s (pid %d)", settings.home, os.getpid())
         daemon.live()
         log.info("stopping")
-        socket.unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
     daemon.close()
     server.close()

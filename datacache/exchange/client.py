@@ -74,9 +74,13 @@ class Connection:
 
     def answers(self, request: BlocksRequest) -> Iterator[tuple[int, memoryview | DatacacheError | Kind]]:
         """Yield the positions of a node's blocks and what came of each: first all in their order, with `Kind.WAIT` for
-        those that the node gets; then these. Between them it sends signs of life. A refusal of the whole request is
-        the answer to each block that is left. See `blocks` for the end."""
+        those that the node gets; then these, each behind any number of `Kind.WAIT` as signs of life. A refusal of the
+        whole request is the answer to each block that is left. See `blocks` for the end."""
         self.ask_blocks(request)
+        yield from self.asked_answers(request)
+
+    def asked_answers(self, request: BlocksRequest) -> Iterator[tuple[int, memoryview | DatacacheError | Kind]]:
+        """Yield what `answers` does, to a request that `ask_blocks` has sent."""
         refusal: DatacacheError | None = None
 
         def next_answer(at: int) -> memoryview | DatacacheError | Frame:
@@ -102,6 +106,7 @@ class Connection:
             while isinstance(came := next_answer(at), Frame):
                 if came.kind != Kind.WAIT:
                     raise FrameError(f"a block was announced, and answer {came.kind} came")
+                yield at, Kind.WAIT
             yield at, came
 
     def _block(self, request: BlocksRequest, at: int) -> memoryview | DatacacheError | Frame:

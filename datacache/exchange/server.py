@@ -7,6 +7,7 @@ of the kernel, and nobody is woken up for either. The handler is called in the c
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import socket
 import threading
@@ -71,10 +72,12 @@ class FrameServer:
         self._silent: dict[FrameSocket, None] = {}  # wait for a request, the longest first; each changes its own entry
         self._listeners: list[tuple[socket.socket, threading.Thread]] = []
 
-    def listen(self, listener: socket.socket) -> None:
-        """Let callers in from now on."""
+    def listen(self, listener: socket.socket, *, shared: bool = False) -> None:
+        """Let callers in from now on. `shared`: another process lets callers in there, too, and goes on after `close`;
+        it ends the listener for both."""
         thread = threading.Thread(target=self._accept, args=(listener,), name=f"{self._name}-accept", daemon=True)
-        self._listeners.append((listener, thread))
+        if not shared:
+            self._listeners.append((listener, thread))
         thread.start()
 
     def close(self) -> None:
@@ -100,7 +103,8 @@ class FrameServer:
                 connection, address = listener.accept()
                 self._hear(connection, address[0] if self._welcome is not None else "")
             except (OSError, RuntimeError) as exc:  # no descriptor is free, for one, or no more threads
-                if self._closed.wait(_RETRY_S):
+                shut_down = isinstance(exc, OSError) and exc.errno == errno.EINVAL  # by the other process
+                if shut_down or self._closed.wait(_RETRY_S):
                     return
                 log.warning("the %s socket: %s", self._name, exc)
 

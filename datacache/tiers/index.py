@@ -144,6 +144,11 @@ class Index:
         self.env.close()
 
 
+def container_key(tier: str, container: int) -> bytes:
+    """Return the key in `meta` of a container of a tier."""
+    return f"{tier}/{container:08x}".encode()
+
+
 def unchecked_key(object_id: ObjectId, tier: str) -> bytes:
     """Return the key in `meta` that keeps a large object's ref while its file in a tier has blocks that came after the
     last check of all of it, or before any. It is written with each block."""

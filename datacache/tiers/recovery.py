@@ -28,7 +28,7 @@ from datacache.core.ids import ObjectRef
 from datacache.settings import Settings
 from datacache.tiers import containers, layout
 from datacache.tiers.eviction import Shares
-from datacache.tiers.index import TIER_NAMES, UNCHECKED, Index, forget_index, open_index
+from datacache.tiers.index import TIER_NAMES, UNCHECKED, Index, container_key, forget_index, open_index
 from datacache.tiers.memory import AccessTable, held_memory_dir, memory_dir
 from datacache.tiers.parts import Part
 from datacache.tiers.tier import Container, Pins, Tier
@@ -300,7 +300,7 @@ def _reindex(index: Index, tier: str, id: int, path: Path, pinned: Pins) -> int 
             disk_bytes=path.stat().st_blocks * 512,
             pinned_by=[ref for ref, of in pinned.items() if of == dataset],
         )
-        txn.put(f"{tier}/{id:08x}".encode(), json.dumps(asdict(container)).encode(), db=index.meta)
+        txn.put(container_key(tier, id), json.dumps(asdict(container)).encode(), db=index.meta)
     return blocks
 
 

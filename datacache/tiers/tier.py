@@ -24,7 +24,7 @@ from datacache.tiers import containers, layout
 from datacache.tiers.containers import Bounce, Region
 from datacache.tiers.eviction import ContainerState, Shares, may_evict, to_take_back, victims
 from datacache.tiers.health import health_of
-from datacache.tiers.index import Index, unchecked_key
+from datacache.tiers.index import Index, container_key, unchecked_key
 from datacache.tiers.layout import DISK_BLOCK, OBJECT_FILE, Location, aligned, container_name
 from datacache.tiers.memory import AccessTable
 from datacache.tiers.parts import Part, part_of_container
@@ -498,7 +498,7 @@ class Tier:
         return gone.disk_bytes
 
     def _save(self, txn: lmdb.Transaction, id: int) -> None:
-        txn.put(_meta_key(self.name, id), json.dumps(asdict(self.containers[id])).encode(), db=self._index.meta)
+        txn.put(container_key(self.name, id), json.dumps(asdict(self.containers[id])).encode(), db=self._index.meta)
 
     def _unindex_all(self, chosen: Iterable[int]) -> None:
         with self._index.write() as txn:
@@ -520,7 +520,7 @@ class Tier:
                 value = txn.get(block, db=self._db)
                 if value is not None and layout.unpack_location(value).container == id:
                     txn.delete(block, db=self._db)
-        txn.delete(_meta_key(self.name, id), db=self._index.meta)
+        txn.delete(container_key(self.name, id), db=self._index.meta)
 
     def _blocks_in(self, txn: lmdb.Transaction, id: int) -> list[BlockId]:
         """Return the blocks of a region by its own records or, if it cannot be read, by the whole index."""
@@ -578,7 +578,7 @@ class Tier:
         """Delete the index entries of containers that are gone."""
         with self._index.write() as txn:
             for id, container in lost.items():
-                txn.delete(_meta_key(self.name, id), db=self._index.meta)
+                txn.delete(container_key(self.name, id), db=self._index.meta)
                 if container.object_id:
                     object_id = ObjectId(bytes.fromhex(container.object_id))
                     txn.delete(unchecked_key(object_id, self.name), db=self._index.meta)
@@ -590,7 +590,3 @@ class Tier:
                         cursor.next()
                     else:
                         cursor.delete()
-
-
-def _meta_key(tier: str, container: int) -> bytes:
-    return f"{tier}/{container:08x}".encode()

@@ -23,7 +23,7 @@ import lmdb
 from datacache.core.disk import replace_file
 from datacache.core.ids import BlockId, ObjectId, ObjectRef, object_id
 from datacache.tiers import layout
-from datacache.tiers.index import UNCHECKED, Index, unchecked_key
+from datacache.tiers.index import UNCHECKED, Index, container_key, unchecked_key
 from datacache.tiers.parts import Part
 from datacache.tiers.tier import Block, Tier
 
@@ -195,6 +195,12 @@ class TierWriter:
                 return
             yield some
             start = some[-1][0] + b"\0"
+
+    def datasets(self, tier: str, containers: Iterable[int]) -> dict[int, str]:
+        """Return the data sets of those of some containers that the index has, whichever part's. From any thread."""
+        with self._index.env.begin(db=self._index.meta) as txn:
+            found = {id: txn.get(container_key(tier, id)) for id in containers}
+        return {id: json.loads(value)["dataset"] for id, value in found.items() if value is not None}
 
     def move(self, tier: Tier, source: int | None, blocks: Sequence[tuple[Block, bytes]]) -> None:
         """See `Tier.put`; `source` is None for blocks whose region has gone already. Call through `call`."""

@@ -1,4 +1,4 @@
-"""Three nodes, each a network namespace with a daemon, one store, and what can happen to them."""
+"""Nodes, three by default, each a network namespace with a daemon, one store, and what can happen to them."""
 
 from __future__ import annotations
 
@@ -108,11 +108,18 @@ class Cluster:
 
 
 @contextmanager
-def a_cluster(folder: Path, *, trouble: Callable[[], Trouble] | None = None, **settings: object) -> Iterator[Cluster]:
-    """Start all that it takes; with `trouble`, nodes reach each other through relays."""
+def a_cluster(
+    folder: Path,
+    *,
+    trouble: Callable[[], Trouble] | None = None,
+    processes: Sequence[int] = (1, 1, 1),
+    **settings: object,
+) -> Iterator[Cluster]:
+    """Start all that it takes, a node for each number of `processes`; with `trouble`, nodes reach each other through
+    relays."""
     mongod, relays = None, None
     with ExitStack() as stack:
-        network = stack.enter_context(Network(3))
+        network = stack.enter_context(Network(len(processes)))
         store = stack.enter_context(RcloneS3(folder / "s3", host=network.address))
         proxy = stack.enter_context(FaultProxy(store.endpoint, host=network.address))
         if "catalog" not in settings:
@@ -123,7 +130,9 @@ def a_cluster(folder: Path, *, trouble: Callable[[], Trouble] | None = None, **s
             mongod = stack.enter_context(Mongod(folder / "mongod", replica_set=True, host=network.address))
             settings = settings | {"catalog": mongod.database_url()}
         env = store.env() | {"AWS_ENDPOINT_URL": proxy.url}
-        homes = stack.enter_context(one_home_a_node(network, folder, env, cluster="lab", **ROOM, **settings))
+        homes = stack.enter_context(
+            one_home_a_node(network, folder, env, cluster="lab", processes=processes, **ROOM, **settings)
+        )
         if trouble is not None:
             relays = stack.enter_context(relays_between(network, trouble=trouble))
         yield Cluster(network, store, proxy, homes, mongod, relays)

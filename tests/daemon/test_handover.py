@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,9 @@ from datacache.core.errors import UsageError
 from datacache.core.ids import BLOCK_BYTES, block_id, object_id
 from datacache.daemon.fetcher import Fetcher
 from datacache.daemon.handover import Receiver
+from datacache.daemon.parts import OtherParts
 from datacache.exchange.wire import checksum_of
+from datacache.tiers.parts import Part
 from tests.daemon.test_fetcher import LARGE, Store, Tiers, small
 from tests.promises import promise
 
@@ -38,7 +41,7 @@ def tiers() -> LackingTiers:
 
 @pytest.fixture
 def receiver(tiers: LackingTiers) -> Receiver:
-    return Receiver(Fetcher(tiers, tiers, lambda _: Store(), 8))
+    return Receiver(Fetcher(tiers, tiers, lambda _: Store(), 8), OtherParts(Path(), Part()))
 
 
 def body(*items: list[Any], data: bytes = DATA) -> memoryview:

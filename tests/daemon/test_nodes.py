@@ -14,20 +14,22 @@ from pathlib import Path
 import pytest
 
 from datacache.cluster import peer as peer_module
-from datacache.cluster.members import Member, StaticMembers
+from datacache.cluster.members import Member, StaticMembers, open_members
 from datacache.cluster.peers import Peers, open_peers
 from datacache.core.errors import StoreUnavailableError
 from datacache.core.ids import ObjectRef, block_id, object_id
 from datacache.daemon import nodes as nodes_module
 from datacache.daemon.client import import_store_clients
 from datacache.daemon.fetcher import Fetcher
-from datacache.daemon.nodes import serve_nodes
+from datacache.daemon.nodes import NodeRequests, listen_to_nodes, serve_nodes
+from datacache.daemon.parts import OtherParts
 from datacache.exchange.auth import Identity
 from datacache.exchange.frames import Kind
 from datacache.exchange.server import FrameServer
 from datacache.exchange.wire import BlocksRequest, Mode
 from datacache.settings import load_settings
 from datacache.store.open import open_store
+from datacache.tiers.parts import Part
 from tests.conformance.faults import Fault, FaultProxy
 from tests.daemon.test_fetcher import Store, Tiers, small, until
 from tests.promises import promise
@@ -38,6 +40,11 @@ KEY = b"0123456789abcdef"
 def free_port() -> int:
     with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as found:
         return int(found.getsockname()[1])
+
+
+def served_by(peers: Peers, fetcher: Fetcher) -> FrameServer:
+    """Let other nodes in at a node of one process."""
+    return serve_nodes(NodeRequests(peers, fetcher, OtherParts(Path(), Part())), listen_to_nodes(peers.address))
 
 
 class Lab:
@@ -58,7 +65,8 @@ class Lab:
 
     def start(self) -> None:
         fetcher = Fetcher(Tiers(keep=False), self.tiers, lambda _: self.store, 8)
-        self.served = serve_nodes(self._peers("owner", 1), fetcher)
+        peers = self._peers("owner", 1)
+        self.served = served_by(peers, fetcher)
 
     def stop(self) -> None:
         if self.served is not None:
@@ -167,7 +175,7 @@ def test_a_read_ends_soon_after_the_owner_gave_up_a_store_that_never_answers(
             tiers, store = Tiers(), open_store("s3://b", settings)
             fetcher = Fetcher(tiers, tiers, lambda _, store=store: store, 8, peers=peers)
             stack.callback(fetcher.close)
-            stack.callback(serve_nodes(peers, fetcher).close)
+            stack.callback(served_by(peers, fetcher).close)
         import_store_clients()
         begun = time.monotonic()
         reading = fetcher.read(small(0), 0, "d")
@@ -189,6 +197,8 @@ def test_a_node_listens_for_nodes_that_vanished_without_a_word(lab: Lab) -> None
 def test_a_listed_node_that_listens_at_all_its_addresses_owns_its_blocks_itself(home: Path) -> None:
     listed = ("a=10.0.0.1:7070", "b=10.0.0.2:7070*1e-9")
     options = {"cluster": "lab", "cluster_key": KEY.decode(), "cluster_members": listed, "node": "a"}
-    peers = open_peers(replace(load_settings(), listen="0.0.0.0:7070", **options), "holder")
-    assert peers is not None
+    settings = replace(load_settings(), listen="0.0.0.0:7070", **options)
+    members = open_members(settings, "holder")
+    assert members is not None
+    peers = open_peers(settings, members)
     assert peers.ranked_before_this(block_id(object_id(small(0)), 0), "d") == []

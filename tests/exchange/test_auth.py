@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,12 +18,14 @@ from datacache.cluster.members import Member, StaticMembers
 from datacache.cluster.peers import Peers
 from datacache.core.errors import UsageError
 from datacache.core.ids import ObjectRef
-from datacache.daemon.nodes import serve_nodes
+from datacache.daemon.nodes import NodeRequests, listen_to_nodes, serve_nodes
+from datacache.daemon.parts import OtherParts
 from datacache.exchange import server as server_module
 from datacache.exchange.auth import HELLO, PROOF, Identity, PeerRefusedError, introduce, welcome
 from datacache.exchange.client import Connection
 from datacache.exchange.frames import HEADER, MAGIC, VERSION, Frame, FrameError, FrameSocket, Kind, header
 from datacache.exchange.wire import BlocksRequest, Mode, decode_error
+from datacache.tiers.parts import Part
 from tests.promises import promise
 
 A = Identity("lab", "a", b"0123456789abcdef")
@@ -54,7 +57,7 @@ def address(cache: Cache) -> Iterator[tuple[str, int]]:
         port = free.getsockname()[1]
     mine = f"127.0.0.1:{port}"
     peers = Peers(StaticMembers("b", (Member("b", mine, 1.0),)), B, mine, "", lambda dataset: "share")
-    server = serve_nodes(peers, cache)  # type: ignore[arg-type]
+    server = serve_nodes(NodeRequests(peers, cache, OtherParts(Path(), Part())), listen_to_nodes(mine))  # type: ignore[arg-type]
     yield "127.0.0.1", port
     server.close()
 
