@@ -145,8 +145,8 @@ class Tier:
         """The blocks put into regions, for a caller that has set this to a list and empties it."""
         self._object_files: dict[ObjectId, int] = {}
         self._unindexed: set[BlockId] = set()  # in an object file, room counted, but not in the index
-        self._added: list[int] = []  # by the transaction under way
-        self._wrote: list[BlockId] = []  # into object files, by the transaction under way
+        self._added: list[int] = []  # containers, by the `put` under way
+        self._wrote: dict[BlockId, tuple[Block, Location]] = {}  # by the `put` under way
         self._suspended_until = 0.0
         self._problem = ""
         self.health = health_of(folder)
@@ -254,52 +254,58 @@ class Tier:
         """Admit blocks (with their checksums) as far as there is room (see `make_room`); return which are kept now.
 
         With `source` put blocks of that region once more, each into the region of its lane, so that it can be evicted
-        without them; blocks that are not in it any more are passed over. One transaction; `lmdb.Error` if it fails, and
-        then the tier is as before. Never raises `OSError`."""
-        self._added, self._wrote = [], []
+        without them; blocks that are not in it any more are passed over. The bytes are written first, then the index in
+        one transaction, so that other parts do not wait for this one's disk. `lmdb.Error` if that fails, and then the
+        tier is as before. Never raises `OSError`."""
+        self._added, self._wrote = [], {}
+        with self._index.env.begin(db=self._db) as txn:
+            values = [txn.get(block.id) for block, _ in blocks]
         try:
-            with self._index.write() as txn:
-                return self._put(txn, blocks, pins, source)
+            kept = self._write(blocks, values, pins, source)
+            if self._added or self._wrote:
+                with self._index.write() as txn:
+                    self._enter(txn)
         except BaseException:
             # What the index does not know of must not be written into again.
             for id in self._added:
                 self._seal(lambda region, id=id: region.container == id)  # type: ignore[misc]
                 self._remove(id)
-            self._unindexed.update(block for block in self._wrote if ObjectId(block[:16]) in self._object_files)
+            self._unindexed.update(id for id in self._wrote if ObjectId(id[:16]) in self._object_files)
             raise
+        return kept
 
-    def _put(
-        self, txn: lmdb.Transaction, blocks: Sequence[tuple[Block, bytes]], pins: Pins, source: int | None
+    def _write(
+        self, blocks: Sequence[tuple[Block, bytes]], values: Sequence[bytes | None], pins: Pins, source: int | None
     ) -> list[bool]:
+        """Write the bytes for `put`. `values` are what the index has of the blocks."""
         kept = [False] * len(blocks)
         run: list[tuple[int, Block, bytes]] = []  # goes into one region with one write
         run_bytes, index_bytes = 0, self._overhead()  # which grows when all of this is committed
         region: Region | None = None
         for at in sorted(range(len(blocks)), key=lambda at: blocks[at][0].lane):
-            block, sums = blocks[at]
-            value = txn.get(block.id, db=self._db)
+            (block, sums), value = blocks[at], values[at]
             if source is not None and (value is None or layout.unpack_location(value).container != source):
                 continue
             if self.health.away():
                 continue
-            if source is None and value is not None:
+            if block.id in self._wrote or (source is None and value is not None):
                 kept[at] = True
             elif self._suspended_until > time.monotonic():
                 continue
             elif block.in_object_file:
-                kept[at] = self._put_into_object_file(txn, block, sums, pins)
+                kept[at] = self._put_into_object_file(block, sums, pins)
             else:
                 size = block.disk_bytes
                 other = not run or (run[0][1].dataset, run[0][1].lane) != (block.dataset, block.lane)
                 if region is None or other or region.room() < run_bytes + size:
-                    self._write_run(txn, region, run, kept)
+                    self._write_run(region, run, kept)
                     run, run_bytes = [], 0
-                    region = self._region_for(txn, block, pins)
+                    region = self._region_for(block, pins)
                 needed = self._container_bytes + index_bytes + run_bytes + size + DISK_BLOCK
                 if region is not None and needed <= self._limit_bytes(block.dataset):
                     run.append((at, block, sums))
                     run_bytes += size
-        self._write_run(txn, region, run, kept)
+        self._write_run(region, run, kept)
         return kept
 
     def drop(self, txn: lmdb.Transaction, block: BlockId) -> None:
@@ -372,9 +378,17 @@ class Tier:
             group = self._shares.group(self.containers[container].dataset)
             self._used_by[group] = self._used_by.get(group, 0) + size_bytes
 
-    def _write_run(
-        self, txn: lmdb.Transaction, region: Region | None, run: list[tuple[int, Block, bytes]], kept: list[bool]
-    ) -> None:
+    def _enter(self, txn: lmdb.Transaction) -> None:
+        """Enter into the index what `_write` wrote."""
+        for id in self._added:
+            self._save(txn, id)  # its size is what the file system says at the next start
+        for block, location in self._wrote.values():
+            txn.put(block.id, layout.pack_location(location), db=self._db)
+            if block.unchecked is not None:  # each time: it may have been checked before this block was lost
+                key = unchecked_key(block.object_id, self.name)
+                txn.put(key, json.dumps(block.unchecked).encode(), db=self._index.meta)
+
+    def _write_run(self, region: Region | None, run: list[tuple[int, Block, bytes]], kept: list[bool]) -> None:
         if region is None or not run:
             return
         before = aligned(region.end, DISK_BLOCK)
@@ -384,13 +398,13 @@ class Tier:
             self._suspend(exc)
             return
         for (at, block, _), location in zip(run, locations, strict=True):
-            txn.put(block.id, layout.pack_location(location), db=self._db)
+            self._wrote[block.id] = block, location
             kept[at] = True
             if self.placed is not None:
                 self.placed.append(Placed(location.container, block.id, location.offset, location.length))
         self._grow(region.container, aligned(region.end, DISK_BLOCK) - before)
 
-    def _put_into_object_file(self, txn: lmdb.Transaction, block: Block, sums: bytes, pins: Pins) -> bool:
+    def _put_into_object_file(self, block: Block, sums: bytes, pins: Pins) -> bool:
         if not self._part.has(block.object_id):  # a reader asked the wrong part, as their number has just changed
             return False
         # A block that was there before has its room already.
@@ -400,8 +414,8 @@ class Tier:
         container = self._object_files.get(block.object_id)
         try:
             if container is None:
-                container = self._new_number(txn) | OBJECT_FILE
-                self._add(txn, container, block, pins, object_id=block.object_id.hex())
+                container = self._new_number() | OBJECT_FILE
+                self._add(container, block, pins, object_id=block.object_id.hex())
                 self._object_files[block.object_id] = container
             offset = block.number * BLOCK_BYTES
             path = self.folder / container_name(container)
@@ -409,13 +423,8 @@ class Tier:
         except OSError as exc:
             self._suspend(exc)
             return False
-        location = Location(container, offset, len(block.data), sums)
-        txn.put(block.id, layout.pack_location(location), db=self._db)
-        if block.unchecked is not None:  # each time: it may have been checked before this block was lost
-            key = unchecked_key(block.object_id, self.name)
-            txn.put(key, json.dumps(block.unchecked).encode(), db=self._index.meta)
+        self._wrote[block.id] = block, Location(container, offset, len(block.data), sums)
         self._unindexed.discard(block.id)
-        self._wrote.append(block.id)
         self._grow(container, size)
         return True
 
@@ -425,7 +434,7 @@ class Tier:
         self._access.touch(container)
         self._problem = ""
 
-    def _region_for(self, txn: lmdb.Transaction, block: Block, pins: Pins) -> Region | None:
+    def _region_for(self, block: Block, pins: Pins) -> Region | None:
         """Return the region to append a block to, a new one if need be; None if there is no room for one."""
         region = self._filling.get((block.dataset, block.lane))
         if region is not None and region.room() >= block.disk_bytes:
@@ -442,31 +451,33 @@ class Tier:
         if capacity < need:
             return None
         try:
-            container = self._new_number(txn)
+            container = self._new_number()
             region = Region(self.folder, container, capacity, block.dataset, self._bounce)
         except OSError as exc:
             self._suspend(exc)
             return None
         self._filling[block.dataset, block.lane] = region
-        self._add(txn, container, block, pins)
+        self._add(container, block, pins)
         self._grow(container, DISK_BLOCK)
         return region
 
-    def _add(self, txn: lmdb.Transaction, id: int, block: Block, pins: Pins, *, object_id: str = "") -> None:
+    def _add(self, id: int, block: Block, pins: Pins, *, object_id: str = "") -> None:
         pinned_by = [ref for ref, dataset in pins.items() if dataset == block.dataset]
         self.containers[id] = Container(dataset=block.dataset, disk_bytes=0, object_id=object_id, pinned_by=pinned_by)
         self._added.append(id)
-        self._save(txn, id)  # its size is what the file system says at the next start
 
-    def _new_number(self, txn: lmdb.Transaction) -> int:
-        raw = txn.get(_NEXT_ID, db=self._index.meta)
-        number = int.from_bytes(raw, "big") if raw else 1
-        # An orphan of a killed daemon may have the file name already (its number was never committed).
-        while not self._part.has_number(number) or any(
-            (self.folder / container_name(n)).exists() for n in (number, number | OBJECT_FILE)
-        ):
-            number += 1
-        txn.put(_NEXT_ID, (number + 1).to_bytes(4, "big"), db=self._index.meta)
+    def _new_number(self) -> int:
+        """Take a number for a container. The numbers are all parts', so they are taken in a transaction of their own,
+        before a file is made."""
+        with self._index.write() as txn:
+            raw = txn.get(_NEXT_ID, db=self._index.meta)
+            number = int.from_bytes(raw, "big") if raw else 1
+            # An orphan of a killed daemon may have the file name already (its container was never committed).
+            while not self._part.has_number(number) or any(
+                (self.folder / container_name(n)).exists() for n in (number, number | OBJECT_FILE)
+            ):
+                number += 1
+            txn.put(_NEXT_ID, (number + 1).to_bytes(4, "big"), db=self._index.meta)
         return number
 
     def _seal(self, which: Callable[[Region], bool]) -> None:
