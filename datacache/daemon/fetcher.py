@@ -178,10 +178,14 @@ class Fetcher:
     def _has_disk(self) -> bool:
         return self._writer.tiers[-1].budget_bytes > 0
 
+    def partitions(self, dataset: str) -> bool:
+        """Tell whether only the owner of a block keeps it on its disk."""
+        return self._peers is not None and self._peers.partitions(dataset)
+
     def kept_elsewhere(self, block: BlockId, dataset: str) -> bool:
         """Tell whether a block is for the disk of another node to keep."""
         peers = self._peers
-        return peers is not None and peers.partitions(dataset) and bool(peers.ranked_before_this(block, dataset))
+        return peers is not None and self.partitions(dataset) and bool(peers.ranked_before_this(block, dataset))
 
     def read_for_node(self, ref: ObjectRef, number: int, dataset: str) -> Reading | None:
         """As `read`, for another node: no third one that owns the block is asked. None if this one waits for another
@@ -462,8 +466,7 @@ class Fetcher:
 
     def _is_to_go_on_disk(self, id: BlockId, dataset: str) -> bool:
         """Tell whether a block that this node owns, and has, is in RAM only: from a time when another one owned it."""
-        partitioned = self._peers is not None and self._peers.partitions(dataset)
-        return partitioned and bool(self.local.missing([id], on_disk=self._has_disk))
+        return self.partitions(dataset) and bool(self.local.missing([id], on_disk=self._has_disk))
 
     def _landed_meanwhile(self, id: BlockId, looked: int | None, *, ahead: bool) -> Data | None:
         """Return a block that landed between its caller's look and the beginning of this flight. Nobody wants the bytes

@@ -267,7 +267,7 @@ class Daemon:
         """Start warming a snapshot at its first read."""
         if not snapshot or not self._settings.prefetch or snapshot in self._considered:
             return
-        if not self._lookaheads.planned(f"{dataset}@{snapshot}"):
+        if self.fetcher.partitions(dataset) or not self._lookaheads.planned(f"{dataset}@{snapshot}"):
             self._considered.add(snapshot)
             with contextlib.suppress(RuntimeError):  # it is being closed
                 self._chores.submit(self._fill_all_parts, dataset, snapshot)

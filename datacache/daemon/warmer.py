@@ -178,7 +178,9 @@ class Warmer:
                 stopping=self._stopping,
             )
             if job.background:
-                warming.run(min(_BACKGROUND_THREADS, self._concurrency), lambda: self._planned(job.ref))
+                # An order has what this node reads, not what it owns.
+                waits = self._keepers(dataset) is None
+                warming.run(min(_BACKGROUND_THREADS, self._concurrency), lambda: waits and self._planned(job.ref))
             else:
                 warming.run(self._concurrency, bool)
         except DatacacheError as exc:

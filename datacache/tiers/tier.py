@@ -216,6 +216,12 @@ class Tier:
         self.evict(chosen)
         return self.used_bytes + need_bytes <= self.budget_bytes
 
+    def admits(self, size_bytes: int) -> bool:
+        """Tell whether so much fits, or would have room made for it. About, from any thread."""
+        if self._policy in ("keep", "clairvoyant"):
+            size_bytes += self.used_bytes
+        return size_bytes <= self.budget_bytes and not self.problem
+
     def group(self, dataset: str) -> str:
         """Return the group of data sets that shares are counted by."""
         return self._shares.group(dataset)

@@ -26,6 +26,7 @@ from datacache.loaders.lookahead import PlanSource, publish
 from datacache.tiers.local import LocalBlocks
 from datacache.tiers.memory import lookahead_dir
 from tests.conformance.faults import Fault, FaultProxy
+from tests.daemon.test_nodes import free_port
 from tests.promises import promise
 
 COUNT, SIZE = 160, 50_000
@@ -256,6 +257,24 @@ def test_a_full_tier_that_keeps_what_it_has_ends_the_fetching(bucket):
         assert len(rows_got(proxy)) == before
         dropped = status["fetched"]["fetched"] - status["plans"][0]["fetched"]
         assert 0 <= dropped <= settings.concurrency, "what was fetched is kept, but for what was under way at the end"
+
+
+def test_what_the_disk_of_another_node_keeps_is_fetched_ahead_as_long_as_ram_has_room(bucket):
+    settings, proxy, _ = bucket
+    members = ("me=127.0.0.1:1*1e-9", "away=127.0.0.1:2")  # which owns nearly everything
+    cluster = {"cluster": "lab", "cluster_key": "0123456789abcdef", "cluster_members": members, "node": "me"}
+    cluster |= {"listen": f"127.0.0.1:{free_port()}", "cluster_mode": (("*", "partition"),)}
+    settings = small(settings, ram_bytes=4 * MIB, **cluster)
+    with open_snapshot("mask@v1", settings) as snapshot, publish(settings, Files(snapshot), np.arange(COUNT)) as ahead:
+        client = connect(settings)
+        for place in range(0, COUNT, 20):
+            ahead.advance(place)
+            assert settled(client)["window_bytes"] == MIB
+        status = client.cache_status()
+        ram, ssd = status["tiers"]
+        assert (ssd["blocks"], status["plans"][0]["state"]) == (0, "ahead")
+        assert 60 < ram["blocks"] <= 4 * MIB // SIZE
+        assert len(rows_got(proxy)) - ram["blocks"] <= 20 + settings.concurrency, "at most a window is thrown away"
 
 
 def test_the_rest_is_warmed_in_the_background_only_after_the_plan(bucket):

@@ -176,3 +176,17 @@ def test_stopping_does_not_wait_for_a_store_that_is_away(monkeypatch):
     warmer.stop()
     assert time.monotonic() - begun < 5
     back.set()
+
+
+def test_in_the_background_a_node_warms_what_it_owns_of_parted_data_whatever_is_being_read():
+    fetches = Fetches(lambda ref: True)
+    fetches.not_on_disk = fetches.missing
+    me, other = SimpleNamespace(address="me"), SimpleNamespace(address="other")
+    peers = SimpleNamespace(
+        address="me",
+        partitions=lambda dataset: True,
+        owners=lambda ids: {me: list(range(0, len(ids), 2)), other: list(range(1, len(ids), 2))},
+        connect=pytest.fail,
+    )
+    job = warm(fetches, background=True, peers=peers, planned=lambda ref: True)
+    assert (job.state, fetches.fills) == ("done", COUNT // 2)

@@ -5,7 +5,8 @@ windows and are not here, and ends the plans of dead processes. As many threads 
 blocks from the plan that has the fewest under way, and fetch them as a warm-up does, behind the reads that wait.
 
 A plan's object that is gone or changed is passed over: its reader gets the error. While the store is away the plan
-waits, ever longer; while the tiers keep nothing more, until there is room.
+waits, ever longer; while the tiers keep nothing more, until there is room. What the disk of another node keeps is
+fetched ahead as far as RAM has room, and else left to its reader.
 """
 
 from __future__ import annotations
@@ -151,6 +152,7 @@ class Lookaheads:
         self._folder, self._concurrency = lookahead_dir(settings.home, settings.ram_dir), settings.concurrency
         self._writer, self._fetcher, self._open_manifest = writer, fetcher, open_manifest
         self._tier = writer.tiers[-1] if settings.ssd_bytes else writer.tiers[0]
+        self._ram = writer.tiers[0]
         share = _CLAIRVOYANT_SHARE if settings.eviction == "clairvoyant" else _WINDOW_SHARE
         self._window_bytes = min(_WINDOW_BYTES, self._tier.budget_bytes // share)
         self._changed = threading.Condition()  # guards all below and what plans have ready
@@ -288,7 +290,10 @@ class Lookaheads:
         now_s = time.monotonic()
         if now_s < plan.paused_until_s:
             return False
-        plan.window_bytes = self._window_bytes // plans
+        window_bytes = self._window_bytes
+        if self._fetcher.partitions(plan.dataset):
+            window_bytes = min(window_bytes, self._ram.budget_bytes // _WINDOW_SHARE)
+        plan.window_bytes = window_bytes // plans
         before = len(plan.ready)
         try:
             moved = plan.look_ahead(self._missing)
@@ -337,17 +342,17 @@ class Lookaheads:
     def _work(self) -> None:
         while True:
             with self._changed:
-                taken: tuple[Plan, Wanted] | None = None
+                taken: tuple[Plan, Wanted, bool] | None = None
                 while taken is None:
                     if self._stopping.is_set():
                         return
                     taken = self._take()
                     if taken is None:
                         self._changed.wait()
-                plan, wanted = taken
+                plan, wanted, has_room = taken
                 plan.fetching += 1
             try:
-                self._fetch(plan, wanted)
+                self._fetch(plan, wanted, has_room=has_room)
             except Exception:  # of one block; the thread goes on
                 log.exception("fetching ahead")
                 plan.errors += 1
@@ -355,20 +360,25 @@ class Lookaheads:
                 with self._changed:
                     plan.fetching -= 1
 
-    def _take(self) -> tuple[Plan, Wanted] | None:
-        """Return the next block to fetch, of the plan with the fewest under way."""
+    def _take(self) -> tuple[Plan, Wanted, bool] | None:
+        """Return the next block to fetch, of the plan with the fewest under way, and whether it has taken room."""
         now_s = time.monotonic()
         candidates = [plan for plan in self._plans.values() if plan.ready and now_s >= plan.paused_until_s]
-        if not candidates:
-            return None
-        plan = min(candidates, key=lambda plan: plan.fetching)
-        if not self._room.take(plan.ready[0].length):
-            return None
-        return plan, plan.ready.popleft()
+        while candidates:
+            plan = min(candidates, key=lambda plan: plan.fetching)
+            wanted = plan.ready[0]
+            elsewhere = self._fetcher.kept_elsewhere(wanted.id, plan.dataset)
+            if not elsewhere and not self._room.take(wanted.length):
+                return None
+            plan.ready.popleft()
+            if not elsewhere or self._ram.admits(wanted.length):
+                return plan, wanted, not elsewhere
+            candidates = [plan for plan in candidates if plan.ready]
+        return None
 
-    def _fetch(self, plan: Plan, wanted: Wanted) -> None:
-        stored = functools.partial(self._stored, plan, wanted)
-        taken = True
+    def _fetch(self, plan: Plan, wanted: Wanted, *, has_room: bool) -> None:
+        stored = functools.partial(self._stored, plan, wanted, has_room)
+        taken = has_room
         try:
             looked = self._fetcher.landings
             if not self._fetcher.local.has(wanted.id):
@@ -388,8 +398,9 @@ class Lookaheads:
             if taken:
                 self._room.give(wanted.length)
 
-    def _stored(self, plan: Plan, wanted: Wanted, kept: bool) -> None:
-        self._room.give(wanted.length)
+    def _stored(self, plan: Plan, wanted: Wanted, has_room: bool, kept: bool) -> None:
+        if has_room:
+            self._room.give(wanted.length)
         if not kept:
             self._room.look(refused=True)
             return
