@@ -9,7 +9,7 @@ No bytes and no network: blocks are ids, a second costs nothing. What is shown:
 - *GETs*: three epochs in another order each, every block once an epoch, by random nodes that keep nothing; for each
   block, while nodes die or are restarted one after the other. Each node goes by a view of its own that is as old as its
   last reading. A restarted node drains for 5 s, is away for 20 s and keeps its disk; one that dies loses it. An owner
-  without the block asks nobody before the store; the owner in its former view; or whom `Placement.before` names.
+  without the block asks nobody before the store; the owner in its former view; or whom `Peers.get_earlier` asks.
 - *hot*: one block gets 1 % of all reads. A node that has as much waiting as `--waiting` blocks answers busy, and the
   reader goes to the next in rank, at last to the store. Owners are nodes that serve at least 1 % of these reads.
 """
@@ -144,10 +144,10 @@ class Timeline:
             else:
                 gone_s = at_s + DRAINS_S
                 changes += [(at_s, node, DRAINING), (gone_s, node, ""), (gone_s + AWAY_S, node, SERVING)]
-        self.times, self.states = [float("-inf")], [dict.fromkeys(range(len(members)), (SERVING, 0.0))]
+        self.times, self.states = [float("-inf")], [dict.fromkeys(range(len(members)), SERVING)]
         for at_s, node, state in sorted(changes):
             self.times.append(at_s)
-            self.states.append(self.states[-1] | {node: (state, at_s)})
+            self.states.append(self.states[-1] | {node: state})
         self.members = members
         self.every_s = max(VIEW_EVERY_S, len(members) / 100)
         self.placement = lru_cache(256)(self._placement)
@@ -171,20 +171,18 @@ class Timeline:
         return number
 
     def _serving(self, number: int) -> set[int]:
-        return {node for node, (state, _) in self.states[number].items() if state == SERVING}
+        return {node for node, state in self.states[number].items() if state == SERVING}
 
     def _placement(self, number: int) -> Placement:
         return Placement(
-            Member(member.id, str(node), member.weight, state=state, since_ms=round(since_s * 1000))
-            for node, (member, (state, since_s)) in enumerate(
-                zip(self.members, self.states[number].values(), strict=True)
-            )
+            Member(member.id, str(node), member.weight, state=state)
+            for node, (member, state) in enumerate(zip(self.members, self.states[number].values(), strict=True))
             if state
         )
 
 
 def show_gets(nodes: list[int], blocks: int, epoch_s: float) -> None:
-    asked = ("nobody", "former view", "before")
+    asked = ("nobody", "former view", "next in rank")
     table = ResultTable("GETs a block, three epochs", "nodes", "what happens", *(f"asks {who}" for who in asked))
     ids = make_ids(blocks)
     for count in nodes:
@@ -219,8 +217,9 @@ def count_gets(timeline: Timeline, ids: list[bytes], epoch_s: float, asked: str)
             elif not has[owner, block]:
                 view = timeline.view(owner, now_s)
                 before: list[Member] = []
-                if asked == "before":
-                    before = timeline.placement(view).before(ids[block])
+                if asked == "next in rank":
+                    placement = timeline.placement(view)
+                    before = placement.leaving(ids[block]) + placement.ranked(ids[block], 3)[1:]
                 elif asked == "former view":
                     before = timeline.placement(timeline.former(view)).ranked(ids[block], 1)
                 having = [int(m.address) for m in before]

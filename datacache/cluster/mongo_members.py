@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 LEASE_S = 15.0
 """A node is gone for the others so long after its last renewal."""
 RENEW_EVERY_S = 5.0
-VIEW_EVERY_S = 2.0
+VIEW_EVERY_S = 0.5
 _MEMBERS_A_SECOND = 100
 """A view of more members is read less often, so that reading costs MongoDB no more than it grows."""
 _FORGET_S = 86_400.0

@@ -2,7 +2,7 @@
 
 A miss on a node goes to the block's owner, which gets it once, whoever asks. A node that is busy, away or late (`peer`)
 is passed over for the next in rank; in the end, or when nodes have been silent for a second in all, the caller asks the
-store. An owner that became one lately asks who may have the block from before. Any thread.
+store. Where a node came or went lately, an owner first asks who may have the block from before. Any thread.
 """
 
 from __future__ import annotations
@@ -36,14 +36,17 @@ from datacache.exchange.wire import Mode
 from datacache.settings import Settings
 
 _RANK = 16
-_FURTHER = 3
-"""Nodes that one which stands in for an owner asks what they have: readers keep what came from the owner."""
+_FURTHER = 2
+"""Nodes next in rank that are asked what they have. They stood in for the owner while it was away, or owned the block
+until it came; and readers keep what came from an owner that has gone."""
 _MORE_S = 5.0
 """How long the owner of a block may take for it beyond a store's last try."""
 _LAST_TRY = 0.25
 """The part of the time for a store that this node tries it, once it has not answered the owner for all of that."""
 _LATELY_S = 600.0
-"""So long after it began to serve, an owner asks who owned the block until then."""
+"""So long after it began to serve, or another node went, an owner asks who may have a block."""
+
+_Key = tuple[str, str, int]
 
 
 @dataclass
@@ -77,9 +80,11 @@ class Peers:
         self.last_try_s = _LAST_TRY * store_timeout_s
         """How long to try a store that has not answered the owner."""
         self._lock = threading.Lock()  # guards all below
-        self._peers: dict[tuple[str, str], OtherNode] = {}  # by id and address
+        self._peers: dict[_Key, OtherNode] = {}
         self._version, self._placement, self._leaves = -1, Placement(()), False
-        self._joined_at = time.monotonic()
+        self._names = frozenset[str]()
+        self._changed_at = time.monotonic()
+        """When this node joined, or another one went."""
         self.draining = threading.Event()
         """Set when this process is to hand over what the node has."""
         self.stats = PeerStats()
@@ -100,17 +105,16 @@ class Peers:
     def get_earlier(
         self, id: BlockId, ref: ObjectRef, number: int, dataset: str, patience: SilenceBudget | None = None
     ) -> memoryview | None:
-        """Return a block that a node has which owned it lately; where this node stands in for an owner that gives
-        nothing, also one that a node after this one has read. None if there is none."""
+        """Return a block that a node has which drains and owned it until then; or one of the next in rank, where nodes
+        came or went lately, or this one stands in for an owner that gives nothing. None if there is none."""
         if self._mode_of(dataset) == "off":
             return None
         placement = self._placed()
-        asked = placement.before(id, lately=time.monotonic() - self._joined_at < _LATELY_S)
-        ranked = placement.ranked(id, _RANK + _FURTHER)
-        addresses = [member.address for member in ranked]
-        if self.address in addresses[1:]:
-            after = addresses.index(self.address) + 1
-            asked += ranked[after : after + _FURTHER]
+        asked, ranked = placement.leaving(id), placement.ranked(id, _RANK + _FURTHER)
+        # Until this node's own view says that it serves, it has no rank: the first may have stood in for it.
+        at = next((at for at, member in enumerate(ranked) if member.address == self.address), -1)
+        if at or time.monotonic() - self._changed_at < _LATELY_S:
+            asked += ranked[at + 1 : at + 1 + _FURTHER]
         found = self._first(asked, (ref, number, dataset), Mode.HAVE, patience or SilenceBudget())
         return found if isinstance(found, memoryview) else None
 
@@ -121,7 +125,7 @@ class Peers:
     def join(self) -> None:
         """Own a share of the blocks from now on, as this node answers. `members.start` comes first."""
         self.members.set_state(SERVING)
-        self._joined_at = time.monotonic()
+        self._changed_at = time.monotonic()
 
     def drain(self, node: str) -> dict[str, Any]:
         """Have a node own nothing any more and hand over what it has; '' is this one. `UsageError` if there is none of
@@ -235,7 +239,7 @@ class Peers:
                 "left": member.left,
                 "seen_s": round(member.seen_s, 1),
                 "this": member.address == self.address,
-                "problem": problems.get((member.id, member.address), ""),
+                "problem": problems.get(_key(member), ""),
             }
             for member in self.members.view.members
         ]
@@ -256,8 +260,12 @@ class Peers:
                 self._version, self._placement = view.version, Placement(view.members, self._zone)
                 mine = (member for member in view.members if member.address == self.address)
                 self._leaves = any(member.state in (DRAINING, DRAINED) for member in mine)
-                there = {(member.id, member.address) for member in view.members}
+                there = {_key(member) for member in view.members}
                 gone = [self._peers.pop(key) for key in list(self._peers) if key not in there]
+                names = frozenset(member.id for member in view.members)
+                if not self._names <= names:
+                    self._changed_at = time.monotonic()
+                self._names = names
             else:
                 gone = []
             placement = self._placement
@@ -293,10 +301,15 @@ class Peers:
 
     def _peer(self, member: Member) -> OtherNode:
         with self._lock:
-            peer = self._peers.get((member.id, member.address))
+            peer = self._peers.get(_key(member))
             if peer is None:
-                peer = self._peers[member.id, member.address] = OtherNode(member, self.me, self._patience_s)
+                peer = self._peers[_key(member)] = OtherNode(member, self.me, self._patience_s)
             return peer
+
+
+def _key(member: Member) -> _Key:
+    """Return what a node is known by: one that is back after a failure is asked at once."""
+    return member.id, member.address, member.since_ms
 
 
 def open_peers(settings: Settings, members: Members) -> Peers:

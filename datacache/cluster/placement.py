@@ -26,8 +26,6 @@ from datacache.cluster.members import DRAINING, SERVING, Member
 _MIX_1, _MIX_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _30, _27, _31, _11 = (np.uint64(bits) for bits in (30, 27, 31, 11))
 _LN_2_53 = 53 * float(np.log(2.0))
-_STOOD_IN = 4
-"""Members of the best ranks of which one may have owned a block before."""
 _AT_A_TIME = 1 << 18
 """Scores that `owners` computes at a time: 2 MiB, which stay in a processor's cache."""
 
@@ -70,19 +68,14 @@ class Placement:
             raise LookupError("no member of the cluster serves")
         return self._groups[0].owners(ids)
 
-    def before(self, id: bytes, *, lately: bool = True) -> list[Member]:
-        """Return the members, two at most, that may have got a block before its present owner became that.
-
-        A member that drains and whose score is better owned it before. If the owner came `lately`, the next in rank of
-        those that serve for longer owned it until then. So nothing about earlier views has to be remembered, and an
-        owner that has just started knows whom to ask.
-        """
-        if not self._groups:
+    def leaving(self, id: bytes) -> list[Member]:
+        """Return the member that owned a block until it began to drain, if there is one: its score is better than the
+        owner's."""
+        if not (self._groups and self._leaving.members):
             return []
         hashed = xxh3_64_intdigest(id)
-        (score, owner), *others = self._groups[0].best(hashed, _STOOD_IN if lately else 1)
-        former = [member for better, member in self._leaving.best(hashed, 1) if better < score]
-        return former + [member for _, member in others if member.since_ms <= owner.since_ms][:1]
+        [(score, _)] = self._groups[0].best(hashed, 1)
+        return [member for better, member in self._leaving.best(hashed, 1) if better < score]
 
 
 class _Group:

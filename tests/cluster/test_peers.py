@@ -16,7 +16,7 @@ import pytest
 
 from datacache.cluster import peer as peer_module
 from datacache.cluster import peers as peers_module
-from datacache.cluster.members import Member, StaticMembers
+from datacache.cluster.members import JOINING, Member, StaticMembers
 from datacache.cluster.peer import Question, SilenceBudget, SilentError
 from datacache.cluster.peers import Peers
 from datacache.core.errors import DaemonError, StoreAccessError, StoreUnavailableError, UsageError
@@ -387,6 +387,51 @@ def test_a_node_that_is_gone_is_passed_over_and_asked_again_later(
     assert get(peers, gone) is None
     monkeypatch.setattr(peers._peer(gone)._breaker, "_clock", lambda: time.monotonic() + 60.0)
     assert get(peers, gone) == CONTENT
+
+
+def test_a_node_that_came_back_is_asked_at_once(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer_module, "_PAUSES_S", (60.0, 60.0))
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    gone = Member("n1", f"127.0.0.1:{port}", 1.0)
+    peers = nodes.peers()
+    assert [get(peers, gone) for _ in range(2)] == [None] * 2
+    assert nodes.add(honest, port) == gone
+    assert get(peers, gone) is None
+    assert get(peers, replace(gone, since_ms=1)) == CONTENT
+
+
+@promise("What one node of a cluster has, no other one asks the store for")
+def test_an_owner_asks_the_next_in_rank_for_ten_minutes_after_a_node_came_or_went(nodes: Nodes) -> None:
+    asked: list[str] = []
+
+    def add() -> None:
+        def lack(frames: FrameSocket, request: Frame) -> None:
+            asked.append(name)
+            frames.send(Kind.ABSENT, request.number)
+
+        name = nodes.add(lack).id
+
+    for _ in range(4):
+        add()
+    peers = nodes.peers()
+    id = next(id for id in (bytes([number] * 20) for number in range(256)) if not peers.ranked_before_this(id, "d"))
+    ranked = [member.id for member in peers._placed().ranked(id, 5)]
+
+    def ask() -> list[str]:
+        asked.clear()
+        assert peers.get_earlier(id, REF, 0, "d") is None
+        return list(asked)
+
+    assert ask() == ranked[1:3]
+    peers._changed_at -= 600
+    assert ask() == []
+    left = [member for member in nodes.members if member.id != ranked[1]]
+    peers.members.view = peers.members.view.replaced(left)  # type: ignore[misc]
+    assert ask() == ranked[2:4]
+    peers._changed_at -= 600
+    peers.members.set_state(JOINING)  # others know already that it serves
+    assert ask() == ranked[2:4]
 
 
 def test_no_node_is_asked_for_a_data_set_that_stays_off_the_cluster(nodes: Nodes) -> None:

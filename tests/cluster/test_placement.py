@@ -73,32 +73,21 @@ def test_a_member_that_goes_leaves_its_place_and_moves_nothing_else(found: list[
 
 
 @given(members, ids, st.data())
-def test_a_new_owner_asks_who_owned_the_block_before_it(found: list[Member], id: bytes, data) -> None:
+def test_who_owned_a_block_before_is_the_next_in_rank_or_drains(found: list[Member], id: bytes, data) -> None:
     found = [replace(m, zone="", state=SERVING) for m in found]
     if len(found) < 2:
         return
     changed = data.draw(st.sampled_from(found))
     others = [m for m in found if m != changed]
-    [without], [owner] = Placement(others).ranked(id, 1), Placement(found).ranked(id, 1)
-    if owner == changed:  # it has come: who owned the block is asked
-        assert Placement(found).before(id)[0] == without
-        draining = Placement([*others, replace(changed, state=DRAINING)])
-        assert draining.ranked(id, 1) == [without]
-        assert draining.before(id)[0].id == changed.id  # it drains: it is asked for what it has
+    [without], [owner, following] = Placement(others).ranked(id, 1), Placement(found).ranked(id, 2)
+    draining = Placement([*others, replace(changed, state=DRAINING)])
+    assert draining.ranked(id, 1) == [without]
+    if owner == changed:
+        assert following == without
+        assert [m.id for m in draining.leaving(id)] == [changed.id]
     else:
-        assert changed.id not in [m.id for m in Placement([*others, replace(changed, state=DRAINING)]).before(id)]
-
-
-def test_an_owner_asks_the_best_in_rank_of_those_that_serve_for_longer() -> None:
-    found = [replace(member, since_ms=number) for number, member in enumerate(nodes(6))]
-    placement, asked = Placement(found), 0
-    for id in IDS[:500]:
-        owner, *others = placement.ranked(id, 4)
-        older = [member for member in others if member.since_ms < owner.since_ms]
-        assert placement.before(id) == older[:1]
-        assert placement.before(id, lately=False) == []
-        asked += bool(older)
-    assert 0 < asked < 500  # the one that came first asks nobody
+        assert draining.leaving(id) == []
+    assert Placement(found).leaving(id) == []
 
 
 def test_blocks_are_owned_in_proportion_to_weights() -> None:
@@ -116,7 +105,7 @@ def test_what_a_dead_member_had_is_spread_over_all_others() -> None:
 
 def test_without_a_member_that_serves_nobody_owns_a_block() -> None:
     placement = Placement(nodes(3, state=DRAINING))
-    assert (placement.ranked(IDS[0]), placement.before(IDS[0])) == ([], [])
+    assert (placement.ranked(IDS[0]), placement.leaving(IDS[0])) == ([], [])
     with pytest.raises(LookupError, match="serves"):
         placement.owners(IDS[:1])
 
