@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from datacache.cluster.members import Member
 from datacache.core.errors import ObjectChangedError, ObjectNotFoundError, StoreAccessError, StoreUnavailableError
 from datacache.core.ids import BLOCK_BYTES, MAX_READABLE_BYTES, ObjectRef
 from datacache.daemon import warmer as warmer_module
@@ -181,9 +182,9 @@ def test_stopping_does_not_wait_for_a_store_that_is_away(monkeypatch):
 def test_in_the_background_a_node_warms_what_it_owns_of_parted_data_whatever_is_being_read():
     fetches = Fetches(lambda ref: True)
     fetches.not_on_disk = fetches.missing
-    me, other = SimpleNamespace(address="me"), SimpleNamespace(address="other")
+    me, other = Member("me", "me:1", 1.0), Member("other", "other:1", 1.0)
     peers = SimpleNamespace(
-        address="me",
+        address=me.address,
         partitions=lambda dataset: True,
         owners=lambda ids: {me: list(range(0, len(ids), 2)), other: list(range(1, len(ids), 2))},
         connect=pytest.fail,
