@@ -82,6 +82,7 @@ class _Wanted(NamedTuple):
     looked: int | None = None
     pass_on: bool = False
     """True if nothing is to be kept here of what another node's disk keeps."""
+    soon: bool = False
 
 
 class _Flight:
@@ -149,6 +150,8 @@ class Fetcher:
         """How many blocks the tiers have kept."""
         self._refused = False
         """True if the tiers did not keep the block that landed last."""
+        self.planned: Callable[[str], bool] = lambda _dataset: False
+        """Tells whether what is read next of a data set's large objects is fetched in a published order."""
         self.turns = Turns(concurrency, ahead=_READ_AHEAD_BLOCKS, read_bytes=_READ_BYTES, fill_bytes=_FILL_BYTES)
         most = 2 * concurrency + _READ_AHEAD_BLOCKS + EXTRA_TURNS  # reads, and those for other nodes
         self._readers = ThreadPoolExecutor(most, thread_name_prefix="read")
@@ -232,6 +235,10 @@ class Fetcher:
         return Reading(flight.data, lambda: self._release_flight(flight))
 
     def _read_ahead(self, ref: ObjectRef, obj: ObjectId, number: int, dataset: str, asked: float) -> None:
+        """Queue the blocks behind the one asked for, if its reader seems to go through the object."""
+        before = block_id(obj, max(0, number - 1))
+        if self.planned(dataset) or (number and before not in self._flights and not self.local.has(before)):
+            return
         for later in range(number + 1, min(number + 1 + _READ_AHEAD_BLOCKS, block_count(ref.size_bytes))):
             id = block_id(obj, later)
             if id not in self._flights and not self.local.has(id):
@@ -271,9 +278,10 @@ class Fetcher:
         lane: int = 0,
         looked: int | None = None,
         pass_on: bool = False,
+        soon: bool = False,
     ) -> None:
-        """Fetch a block for the tiers in this thread (`lane`: see `Block`); return when its bytes have come. `pass_on`:
-        for its owner's alone, if that is another node's disk to keep.
+        """Fetch a block for the tiers in this thread (`lane`, `soon`: see `Block`); return when its bytes have come.
+        `pass_on`: for its owner's alone, if that is another node's disk to keep.
 
         `stored` is called, in any thread, when the tiers have taken them or not. Raises the store's errors, and then
         calls nothing. `looked`: the value of `landings` before the caller saw that the block is not here.
@@ -283,7 +291,8 @@ class Fetcher:
         turn = self.turns.wait(Kind.FILL, self._flow_of(dataset), length)
         flight, begun = self._flight(id, stored)
         if begun:
-            self._get(flight, _Wanted(id, ref, number, dataset, True, time.monotonic(), lane, looked, pass_on), turn)
+            now = time.monotonic()
+            self._get(flight, _Wanted(id, ref, number, dataset, True, now, lane, looked, pass_on, soon), turn)
         else:
             self.turns.fetched(turn)
             self.turns.release(turn)
@@ -369,7 +378,7 @@ class Fetcher:
             self.turns.fetched(turn)
             self.turns.release(turn)
             return
-        id, ref, number, dataset, ahead, asked, lane, looked, pass_on = wanted
+        id, ref, number, dataset, ahead, asked, lane, looked, pass_on, soon = wanted
         length = block_length(ref.size_bytes, number)
         try:
             if self._closing:
@@ -436,6 +445,7 @@ class Fetcher:
             dataset=dataset,
             ahead=ahead,
             lane=0 if elsewhere else lane,
+            soon=soon,
             in_ram_only=elsewhere,
             unchecked=ref if self._whole is not None and block_count(ref.size_bytes) > 1 else None,
         )

@@ -120,6 +120,7 @@ class Daemon:
         """What other nodes of the cluster ask for."""
         lru_bytes = writer.tiers[-1].budget_bytes if settings.eviction == "lru" else None
         self._lookaheads = Lookaheads(settings, writer, self.fetcher, self._open_manifest)
+        self.fetcher.planned = self._lookaheads.plans_parts
         self._warmer = Warmer(
             self.fetcher,
             concurrency,

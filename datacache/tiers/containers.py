@@ -5,14 +5,16 @@ its used length. Each record carries its block's id, length and checksums, so `s
 One thread writes.
 
 On a disk, writes go past the page cache (O_DIRECT, through one aligned buffer): taking pages for bytes that readers
-have in memory already cost three to nine times the processor time (14 µs against 36 to 130 for 110 KB). A file system
-that refuses (EINVAL, when a file is opened or first written) is written the usual way from then on.
+have in memory already cost three to nine times the processor time (14 µs against 36 to 130 for 110 KB). What is read
+soon is written the usual way all the same (`Block.soon`). So is a file system that refuses (EINVAL, when a file is
+opened or first written).
 
 `open_object_file` is for readers that need a file and not blocks: any thread, and after `fork()`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import logging
@@ -105,9 +107,11 @@ class Region:
         """Return how many bytes of records fit."""
         return self.capacity - self.end
 
-    def append(self, records: Sequence[tuple[BlockId, bytes | memoryview, bytes]]) -> list[Location]:
-        """Write records (block, data, checksums) behind the last. `OSError` leaves the region as it was. There must be
-        room for them.
+    def append(
+        self, records: Sequence[tuple[BlockId, bytes | memoryview, bytes]], *, cached: bool = False
+    ) -> list[Location]:
+        """Write records (block, data, checksums) behind the last, with `cached` into the page cache. `OSError` leaves
+        the region as it was. There must be room for them.
 
         A direct write takes whole disk blocks, and the next one begins at another: bytes that readers have mapped are
         never written again, which would take the page from under them.
@@ -121,11 +125,15 @@ class Region:
             buffers += (header, data, _PADDING[:padding])
             at += len(header) + len(data) + padding
         start = self.end - len(self._head)
-        if self._bounce is not None:
-            self._bounce.write(self._fd, buffers, start)
-            at = aligned(at, layout.DISK_BLOCK)
-        else:
+        if self._bounce is None:
             _write_buffers(self._fd, buffers, start)
+        else:
+            if cached:
+                with _not_direct(self._fd):
+                    _write_buffers(self._fd, buffers, start)
+            else:
+                self._bounce.write(self._fd, buffers, start)
+            at = aligned(at, layout.DISK_BLOCK)
         self._head, self.end = b"", at
         return locations
 
@@ -209,6 +217,16 @@ def _create(path: Path, bounce: Bounce | None, more_flags: int) -> tuple[int, Bo
             if flags & os.O_EXCL:
                 path.unlink(missing_ok=True)  # some file systems refuse after they have made it
     return os.open(path, flags, _MODE), None
+
+
+@contextlib.contextmanager
+def _not_direct(fd: int) -> Iterator[None]:
+    flags = fcntl.fcntl(fd, fcntl.F_GETFL)
+    fcntl.fcntl(fd, fcntl.F_SETFL, flags & ~os.O_DIRECT)
+    try:
+        yield
+    finally:
+        fcntl.fcntl(fd, fcntl.F_SETFL, flags)
 
 
 def _write_buffers(fd: int, buffers: Sequence[bytes | memoryview], offset: int) -> None:

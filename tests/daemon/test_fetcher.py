@@ -113,6 +113,22 @@ def test_a_block_that_was_not_kept_is_not_fetched_again_for_its_next_piece_and_n
     assert store.reads == [2 * BLOCK_BYTES]
 
 
+@pytest.mark.parametrize(
+    ("asked", "planned", "got"),
+    [([0], False, [0, 1, 2, 3, 4]), ([5], False, [5]), ([5, 6], False, [5, 6, 7, 8, 9]), ([0, 1], True, [0, 1])],
+    ids=["from the beginning", "somewhere", "on from there", "in a published order"],
+)
+def test_blocks_are_read_ahead_for_those_who_go_through_an_object(store, asked, planned, got):
+    fetcher = fetcher_of(store, Tiers())
+    fetcher.planned = lambda dataset: planned and dataset == "d"
+    ref = ObjectRef("file:///s", "far.bin", 10 * BLOCK_BYTES, "1")
+    for number in asked:
+        read(fetcher, ref, number, "d").result(10)
+        until(lambda: not fetcher.under_way)
+    fetcher.close()
+    assert sorted(store.reads) == [number * BLOCK_BYTES for number in got]
+
+
 def test_what_was_not_kept_is_held_up_to_a_number_of_bytes(store, monkeypatch):
     monkeypatch.setattr(fetcher_module, "_HELD_BYTES", 25)
     monkeypatch.setattr(fetcher_module, "_ONE_READ_BYTES", 0)

@@ -319,6 +319,37 @@ def test_a_file_system_without_direct_writes_is_written_the_usual_way(on_ssd, mo
         assert all(read(on_ssd, block) == block.data for block in (*blocks, make_block(1)))
 
 
+def test_what_a_published_order_reads_soon_is_in_the_page_cache_and_other_blocks_are_not(on_ssd):
+    def cached(block):
+        with writer._index.env.begin(db=writer.tiers[1]._db) as txn:
+            found = layout.unpack_location(txn.get(block.id))
+        fd = os.open(layout.ssd_dir(on_ssd.home) / layout.container_name(found.container), os.O_RDONLY)
+        try:
+            return os.preadv(fd, [bytearray(found.length)], found.offset, os.RWF_NOWAIT) == found.length
+        except BlockingIOError:
+            return False
+        finally:
+            os.close(fd)
+
+    size = BLOCK_BYTES + 1000
+    soon = [make_block(7, min(BLOCK_BYTES, size - n * BLOCK_BYTES), object_bytes=size, number=n) for n in (0, 1)]
+    later = [make_block(8, BLOCK_BYTES, object_bytes=size), make_block(2), make_block(4)]
+    soon = [dataclasses.replace(block, soon=True) for block in (*soon, make_block(1), make_block(3))]
+    with open_tiers(on_ssd) as writer:
+        for block in (later[1], soon[2], later[2], soon[3], *soon[:2], later[0]):  # most into one region
+            assert put(writer, block) == [True]
+        if writer.tiers[1]._bounce.refused:
+            pytest.skip("this file system does no direct writes")
+        try:
+            assert all(map(cached, soon))
+            assert not any(map(cached, later))
+        except OSError as exc:
+            if exc.errno != errno.EOPNOTSUPP:
+                raise
+            pytest.skip("this file system does not tell what is in the page cache")
+        assert all(read(on_ssd, block) == block.data for block in (*soon, *later))
+
+
 def test_a_short_direct_write_goes_on_at_a_whole_disk_block_and_a_full_disk_says_so(tmp_path, monkeypatch):
     real, bounce = os.pwrite, containers.Bounce(1 << 20)
     data = make_block(1, 50_000).data

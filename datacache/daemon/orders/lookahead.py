@@ -225,6 +225,11 @@ class Lookaheads:
             for plan in list(self._plans.values())
         )
 
+    def plans_parts(self, dataset: str) -> bool:
+        """Tell whether an order that goes on reads parts of a data set's objects."""
+        plans = list(self._plans.values()) if self._plans else ()
+        return any(plan.dataset == dataset and plan.items.shape[1] == 3 and not plan.over() for plan in plans)
+
     @property
     def moved_bytes(self) -> int:
         """The bytes put into another region before their own was evicted."""
@@ -384,7 +389,9 @@ class Lookaheads:
             if not self._fetcher.local.has(wanted.id):
                 ref = plan.objects.ref(wanted.row)
                 lane = self._clairvoyant.lane(plan, wanted) if self._clairvoyant is not None else 0
-                self._fetcher.fill(wanted.id, ref, wanted.number, plan.dataset, stored=stored, lane=lane, looked=looked)
+                self._fetcher.fill(
+                    wanted.id, ref, wanted.number, plan.dataset, stored=stored, lane=lane, looked=looked, soon=True
+                )
                 taken = False  # `stored` gives it back
             plan.pause_s = 0.0
         except _ALL_OBJECTS as exc:
