@@ -11,6 +11,7 @@ the next goes on in its place. Any thread.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import socket
@@ -18,7 +19,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import Any
 
 from datacache.cluster.members import Member
 from datacache.core.breaker import Breaker
@@ -347,9 +350,8 @@ class NodeConnection(Connection):
 
     def __init__(self, member: Member, me: Identity, *, give_up_at: float = math.inf) -> None:
         """`give_up_at`: when it is to be there."""
-        now, (host, _, port) = time.monotonic(), member.address.rpartition(":")
-        connect_s = max(_LOOK_EVERY_S, min(_CONNECT_S, give_up_at - now))
-        plain = socket.create_connection((host.strip("[]"), int(port)), timeout=connect_s)
+        now = time.monotonic()
+        plain = _connected(member.address, max(_LOOK_EVERY_S, min(_CONNECT_S, give_up_at - now)))
         self.deadline = _LivelyDeadline("the node did not answer in time")
         self.deadline.begin(min(give_up_at, now + MOST_S), math.inf)
         try:
@@ -381,3 +383,50 @@ class NodeConnection(Connection):
         """Give the next request that is not for blocks its time."""
         end_at = time.monotonic() + _REQUEST_S
         self.deadline.begin(end_at, end_at)
+
+
+_Addresses = list[tuple[Any, ...]]
+_resolving: dict[str, Future[_Addresses]] = {}
+"""The names that are being resolved."""
+_resolving_lock = threading.Lock()  # guards _resolving
+
+
+def _connected(address: str, within_s: float) -> socket.socket:
+    """Return a connection to `HOST:PORT`, made in this time. Raises `OSError`."""
+    end, (host, _, port) = time.monotonic() + within_s, address.rpartition(":")
+    error: OSError = OSError(f"{host} has no address")
+    for ip, *_ in _resolved(host.strip("[]"), within_s):
+        try:
+            return socket.create_connection((ip, int(port)), timeout=max(_LOOK_EVERY_S, end - time.monotonic()))
+        except OSError as exc:
+            error = exc
+    raise error
+
+
+def _resolved(host: str, within_s: float) -> _Addresses:
+    """Return the IP addresses of a host, the first of each tuple. `TimeoutError` where none is known in time: as
+    getaddrinfo(3) waits for name servers as long as it likes, it does so in a thread, one for a name."""
+    with contextlib.suppress(socket.gaierror):
+        return _look_up(host, socket.AI_NUMERICHOST)
+    with _resolving_lock:
+        found = _resolving.get(host)
+        if found is None:
+            found = _resolving[host] = Future()
+            threading.Thread(target=_resolve, args=(host, found), name="resolve", daemon=True).start()
+    try:
+        return found.result(within_s)
+    except TimeoutError:
+        raise TimeoutError(f"no name server has told the address of {host} in time") from None
+
+
+def _resolve(host: str, found: Future[_Addresses]) -> None:
+    try:
+        found.set_result(_look_up(host))
+    except Exception as exc:  # noqa: BLE001 - of whoever asked
+        found.set_exception(exc)
+    with _resolving_lock:
+        del _resolving[host]
+
+
+def _look_up(host: str, flags: int = 0) -> _Addresses:
+    return [found[4] for found in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=flags)]

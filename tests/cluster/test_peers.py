@@ -389,6 +389,32 @@ def test_a_node_that_is_gone_is_passed_over_and_asked_again_later(
     assert get(peers, gone) == CONTENT
 
 
+@promise("Nodes that are silent cost a read about a second in all")
+def test_a_name_server_that_says_nothing_keeps_no_read_waiting(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    look_up, names = socket.getaddrinfo, []
+
+    def wait(host: str, *rest: Any, flags: int = 0, **more: Any) -> Any:
+        if host == "n1.example" and not flags:
+            names.append(host)
+            nodes.over.wait(30)
+            raise AssertionError("the read has waited for it")
+        return look_up(host, *rest, flags=flags, **more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", wait)
+    monkeypatch.setattr(peer_module, "_CONNECT_S", 0.1)
+    named, good = Member("n1", "n1.example:7070", 1.0), nodes.add(honest)
+    peers = nodes.peers()
+    assert [get(peers, named, good) for _ in range(2)] == [CONTENT] * 2
+    assert names == ["n1.example"]  # by one thread, which waits on
+    assert "n1.example" in peers._peer(named).problem
+
+
+def test_a_node_is_found_by_its_name(nodes: Nodes) -> None:
+    member = nodes.add(honest)
+    named = replace(member, address=member.address.replace("127.0.0.1", "localhost"))
+    assert get(nodes.peers(), named) == CONTENT
+
+
 def test_a_node_that_came_back_is_asked_at_once(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer_module, "_PAUSES_S", (60.0, 60.0))
     with socket.create_server(("127.0.0.1", 0)) as free:
