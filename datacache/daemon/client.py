@@ -23,13 +23,20 @@ import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from datacache.core import ipc, lockfile
 from datacache.core.boot import stat_of
 from datacache.core.concurrency import PerProcess
 from datacache.core.disk import open_private, replace_file
-from datacache.core.errors import DaemonError, DaemonSilentError, DaemonUnavailableError, DatacacheError, StoreError
+from datacache.core.errors import (
+    DaemonError,
+    DaemonSilentError,
+    DaemonUnavailableError,
+    DatacacheError,
+    StoreError,
+    StoreUnavailableError,
+)
 from datacache.core.ids import ObjectRef, object_id
 from datacache.daemon import paths
 from datacache.daemon.keeper import keeper_answers
@@ -91,9 +98,11 @@ class AskedBlock:
         request: BlocksRequest,
         silent: Callable[[], bool],
         keep: Callable[[_Connection], object],
+        tell_again: Callable[[StoreError], bool],
     ) -> None:
         self._connection, self._request = connection, request
-        self._silent, self._keep = silent, keep
+        self._silent, self._keep, self._tell_again = silent, keep, tell_again
+        self._failure: StoreUnavailableError | None = None
         connection.ask_blocks(request)
 
     def fileno(self) -> int:
@@ -105,8 +114,8 @@ class AskedBlock:
         return time.monotonic() > self._connection.deadline.give_up_at or self._silent()
 
     def take(self) -> memoryview | None:
-        """Receive the answer, which has begun to come. None if it does not come, or is an error: `DaemonClient.block`
-        asks again, and says what is wrong."""
+        """Receive the answer, which has begun to come. None if it does not come, or is an error: unless there is
+        `failure`, `DaemonClient.block` asks again, and says what is wrong."""
         self._connection.deadline.give_up_at = 0.0
         try:
             data = self._connection.asked_block(self._request, 0)
@@ -114,7 +123,14 @@ class AskedBlock:
             self.give_up()
             return None
         self._keep(self._connection)
+        if isinstance(data, StoreUnavailableError):
+            self._failure = data
         return data if isinstance(data, memoryview) else None
+
+    def failure(self) -> StoreUnavailableError | None:
+        """Return the error that `take` met if the store is away, so that it need not be waited for again. None if
+        another shell had told the daemon to reach it otherwise: that is asked, and may take a while."""
+        return None if self._failure is None or self._tell_again(self._failure) else self._failure
 
     def give_up(self) -> None:
         """Do without the answer."""
@@ -153,59 +169,51 @@ class DaemonClient:
     ) -> memoryview:
         """Return the bytes of a block, or of a span of it, fetched if need be. Raises the store's errors, and
         `DaemonUnavailableError` if there is no daemon and none can be started."""
-        spans = () if span is None else (span,)
-        return self.blocks([(ref, number)], dataset, snapshot, spans=spans, broken=broken)[0]
+        mode, spans = Mode.BROKEN if broken else Mode.READ, () if span is None else (span,)
+        request = BlocksRequest([(ref, number)], dataset, snapshot, mode, spans)
 
-    def blocks(
-        self,
-        wanted: Sequence[tuple[ObjectRef, int]],
-        dataset: str,
-        snapshot: str,
-        *,
-        spans: Sequence[tuple[int, int]] = (),
-        broken: bool = False,
-    ) -> list[memoryview]:
-        """Return the bytes of up to `MOST_BLOCKS` blocks, or a span of each, fetched at once if need be. Raises as
-        `block` does, for the first that cannot be had."""
-
-        def ask() -> list[memoryview]:
-            found = self.blocks_or_errors(wanted, dataset, snapshot, spans=spans, broken=broken)
-            for block in found:
-                if isinstance(block, DatacacheError):
-                    raise block
-            return cast("list[memoryview]", found)
+        def ask() -> memoryview:
+            [found] = self._ask_until(request)
+            if isinstance(found, DatacacheError):
+                raise found
+            assert found is not None
+            return found
 
         try:
             return ask()
         except StoreError as exc:
-            with contextlib.suppress(DatacacheError):
-                told = self._introduction()
-                # Another shell has told the daemon its own variables meanwhile: tell it these again.
-                look = functools.partial(self._call, start=False, timeout_s=_LOOK_TIMEOUT_S)
-                if told and look("environment", told)["changed"]:
-                    return ask()
-                if look("health").get("stores") != store_fingerprint():
-                    exc.hint = (
-                        "The daemon runs with other GOOGLE_* or AZURE_* variables (or AWS_* ones of roles) than this "
-                        "process: dsctl daemon stop, then try again. " + exc.hint
-                    )
+            if self._tell_again(exc):
+                return ask()
             raise
 
     def blocks_or_errors(
-        self,
-        wanted: Sequence[tuple[ObjectRef, int]],
-        dataset: str,
-        snapshot: str,
-        *,
-        spans: Sequence[tuple[int, int]] = (),
-        broken: bool = False,
+        self, wanted: Sequence[tuple[ObjectRef, int]], dataset: str, snapshot: str
     ) -> list[memoryview | DatacacheError | None]:
-        """As `blocks`, with the error of each that cannot be had in its place."""
-        mode = Mode.BROKEN if broken else Mode.READ
+        """Return the bytes of up to `MOST_BLOCKS` blocks, fetched at once if need be, or the error of each that cannot
+        be had. Raises `DaemonUnavailableError` as `block` does."""
+        return self._ask_until(BlocksRequest(wanted, dataset, snapshot, Mode.READ))
+
+    def _tell_again(self, exc: StoreError) -> bool:
+        """Return True if another shell had told the daemon its own variables meanwhile; it was told these again. Else
+        add to the error's hint what a process cannot tell."""
+        with contextlib.suppress(DatacacheError):
+            told = self._introduction()
+            look = functools.partial(self._call, start=False, timeout_s=_LOOK_TIMEOUT_S)
+            if told and look("environment", told)["changed"]:
+                return True
+            if look("health").get("stores") != store_fingerprint():
+                exc.hint = (
+                    "The daemon runs with other GOOGLE_* or AZURE_* variables (or AWS_* ones of roles) than this "
+                    "process: dsctl daemon stop, then try again. " + exc.hint
+                )
+        return False
+
+    def _ask_until(self, request: BlocksRequest) -> list[memoryview | DatacacheError | None]:
+        """Ask the parts of the daemon for blocks, again where one is away for a moment."""
         end, delay_s = time.monotonic() + self._block_timeout_s, 0.01
         while True:
             try:
-                return self._ask_parts(BlocksRequest(wanted, dataset, snapshot, mode, spans))
+                return self._ask_parts(request)
             except _PartAwayError:
                 if time.monotonic() > end:
                     raise DaemonUnavailableError(
@@ -260,7 +268,7 @@ class DaemonClient:
         connection.deadline.give_up_at = time.monotonic() + self._block_timeout_s
         request = BlocksRequest([(ref, number)], dataset, snapshot, Mode.READ, [span])
         try:
-            return AskedBlock(connection, request, self._is_silent, self._keep)
+            return AskedBlock(connection, request, self._is_silent, self._keep, self._tell_again)
         except (OSError, DatacacheError):
             connection.close()
             return None

@@ -277,18 +277,22 @@ class Worker:
 
     def _ask(self, base: int, ino: int, offset: int, size: int) -> bool:
         """Ask the daemon for bytes. False where only a thread that waits gets them."""
+        asked = None
         try:
             asked = self._fs.ask(ino, offset, size)
+            if asked is None:
+                return False
+            if self._events is None:
+                events = select.epoll()
+                # Exclusive: a request wakes up one worker, not all that wait like this.
+                events.register(self._fd, select.EPOLLIN | select.EPOLLEXCLUSIVE)
+                os.set_blocking(self._fd, False)
+                self._events = events
+            self._events.register(asked, select.EPOLLIN)
         except Exception:  # noqa: BLE001 - the other way says what is wrong
+            if asked is not None:
+                asked.give_up()
             return False
-        if asked is None:
-            return False
-        if self._events is None:
-            self._events = select.epoll()
-            # Exclusive: a request wakes up one worker, not all that wait like this.
-            self._events.register(self._fd, select.EPOLLIN | select.EPOLLEXCLUSIVE)
-            os.set_blocking(self._fd, False)
-        self._events.register(asked, select.EPOLLIN)
         self._asked[asked.fileno()] = asked, base, ino, offset, size
         return True
 
@@ -314,10 +318,10 @@ class Worker:
     def _pass_on(self, fd: int, events: select.epoll) -> None:
         """Answer the kernel with what comes from the daemon."""
         events.unregister(fd)
-        asked, base, *where = self._asked.pop(fd)
+        asked, base, ino, offset, size = self._asked.pop(fd)
         data = asked.take()
         if data is None:
-            self._pool.submit(self._fetch_and_reply, base, *where)
+            self._pool.submit(self._fetch_and_reply, base, ino, offset, size, asked)
             return
         with self._fetching_lock:
             unique = self._fetching.pop(base)
@@ -325,17 +329,18 @@ class Worker:
 
     def _give_up(self, fd: int) -> None:
         """Let a thread get what the daemon was asked for."""
-        asked, *request = self._asked.pop(fd)
+        asked, base, ino, offset, size = self._asked.pop(fd)
         asked.give_up()
-        self._pool.submit(self._fetch_and_reply, *request)
+        self._pool.submit(self._fetch_and_reply, base, ino, offset, size)
 
     def _wait_for_kernel_only(self, events: select.epoll) -> None:
         self._events = None
         events.close()
         os.set_blocking(self._fd, True)
 
-    def _fetch_and_reply(self, base: int, ino: int, offset: int, size: int) -> None:
-        error, data = self._read_wait(ino, offset, size)
+    def _fetch_and_reply(self, base: int, ino: int, offset: int, size: int, asked: AskedBlock | None = None) -> None:
+        """`asked`: whom the bytes were asked of in vain."""
+        error, data = self._read_wait(ino, offset, size, asked)
         with self._fetching_lock:
             unique = self._fetching.pop(base)
         try:
@@ -350,8 +355,13 @@ class Worker:
         with self._fetched:
             self._fetched.notify_all()
 
-    def _read_wait(self, ino: int, offset: int, size: int) -> tuple[int, bytes | memoryview]:
+    def _read_wait(
+        self, ino: int, offset: int, size: int, asked: AskedBlock | None = None
+    ) -> tuple[int, bytes | memoryview]:
         try:
+            failure = asked.failure() if asked is not None else None
+            if failure is not None:
+                raise failure
             return 0, self._fs.read_wait(ino, offset, size)
         except Exception as exc:  # noqa: BLE001 - as above
             return self._failed(ino, exc), b""

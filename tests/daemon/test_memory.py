@@ -70,7 +70,7 @@ def test_a_request_for_more_than_the_daemon_has_room_for_is_answered_bit_by_bit(
     client = connect(settings)
     with open_snapshot("large", settings) as snapshot:
         refs = [snapshot.manifest.object_ref(entry) for entry in snapshot.manifest.entries()]
-    found = client.blocks([(ref, 0) for ref in refs], "large", "")
+    found = client.blocks_or_errors([(ref, 0) for ref in refs], "large", "")
     assert [(data[0], len(data)) for data in found] == [(int(ref.key.split("/")[-1][:-4]), BLOCK_BYTES) for ref in refs]
     client.stop()
 

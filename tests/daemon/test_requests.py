@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import shutil
+import socket
 import threading
 
 import pytest
 
 from datacache import connect
-from datacache.core.errors import CatalogUnavailableError, DaemonRunningError, UsageError
+from datacache.core.errors import CatalogUnavailableError, DaemonRunningError, StoreUnavailableError, UsageError
 from datacache.core.ids import BLOCK_BYTES
 from datacache.daemon import fetcher as fetcher_module
+from datacache.daemon.client import AskedBlock
 from datacache.daemon.fetcher import Fetcher
 from datacache.daemon.server import Daemon, hold_lock
 from datacache.daemon.turns import Sends
-from datacache.exchange.frames import Frame, Kind
-from datacache.exchange.wire import BlocksRequest, Mode
+from datacache.exchange.client import Connection
+from datacache.exchange.frames import Deadline, Frame, FrameSocket, Kind
+from datacache.exchange.wire import BlocksRequest, Mode, encode_error
 from tests.daemon.test_fetcher import LARGE, Store, Tiers
 from tests.daemon.test_lookahead import wait_for
 from tests.daemon.test_turns import held_bytes
@@ -33,6 +36,24 @@ def test_a_reference_must_be_a_text(daemon, op):
 def test_an_operation_that_the_daemon_does_not_know_is_named(daemon):
     with pytest.raises(UsageError, match="'fly'"):
         daemon._call("fly")
+
+
+@pytest.mark.parametrize("told_by_another_shell", [False, True])
+def test_who_is_told_that_a_store_is_away_asks_again_only_if_it_was_the_wrong_one(told_by_another_shell):
+    ours, theirs = socket.socketpair()
+    with theirs:
+        connection = Connection(ours, look=lambda: None, look_every_s=30.0)
+        connection.deadline = Deadline("late")
+        request, kept = BlocksRequest([(LARGE, 0)], "d", "", Mode.READ), []
+        asked = AskedBlock(connection, request, lambda: False, kept.append, lambda exc: told_by_another_shell)
+        away = encode_error(StoreUnavailableError("it is away", url="s3://b/large"))
+        FrameSocket(theirs, look_every_s=30.0, receiving=lambda: None, sending=lambda: None).send(
+            Kind.ERROR, 1, body=away
+        )
+        assert asked.take() is None
+        assert kept == [connection]
+        assert isinstance(asked.failure(), StoreUnavailableError) is not told_by_another_shell
+        asked.give_up()
 
 
 @pytest.fixture
@@ -80,7 +101,7 @@ def test_a_request_for_more_blocks_than_there_is_room_for_is_answered(monkeypatc
 
     class Reading(Daemon):
         def __init__(self):
-            self._flow_of, self._sends, self._answered = str, Sends(), 0
+            self._flow_of, self._sends, self._answered, self.nodes = str, Sends(), 0, None
             self.fetcher = Fetcher(Tiers(), Tiers(), lambda _: Store(), 8)
 
     daemon = Reading()

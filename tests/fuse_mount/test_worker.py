@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from datacache.core.errors import StoreUnavailableError
 from fuse_mount.kernel import protocol
 from fuse_mount.snapshot.worker import Worker
 from tests.promises import promise
@@ -56,6 +57,7 @@ class AskedFake:
 
     def __init__(self, *, late: bool) -> None:
         self.late = late
+        self.error: StoreUnavailableError | None = None
         self.ours, self.answers = socket.socketpair()
 
     def fileno(self) -> int:
@@ -68,6 +70,9 @@ class AskedFake:
         came = self.ours.recv(SIZE)
         self.give_up()
         return memoryview(came) if came else None
+
+    def failure(self) -> StoreUnavailableError | None:
+        return self.error
 
     def give_up(self) -> None:
         self.ours.close()
@@ -132,6 +137,15 @@ def test_a_read_is_answered_also_if_its_bytes_go_away_before_the_answer(
     assert kernel.answer() == ((1, 0, b"x" * SIZE) if gone < 3 else (1, -errno.EIO, b""))
 
 
+def test_a_thread_reads_what_the_loop_cannot_wait_for(stack: ExitStack, tmp_path: Path) -> None:
+    files = AskedFiles(tmp_path)
+    files.asked.give_up()
+    kernel = Kernel(files, stack)
+    for ino in (1, 2):
+        kernel.ask(ino)
+    assert sorted([kernel.answer(), kernel.answer()]) == [(1, 0, b"x" * SIZE), (2, 0, b"here")]
+
+
 @promise("A read that waits for the store delays no other")
 def test_the_loop_serves_others_until_the_daemon_answers(stack: ExitStack, tmp_path: Path) -> None:
     files = AskedFiles(tmp_path)
@@ -144,6 +158,16 @@ def test_the_loop_serves_others_until_the_daemon_answers(stack: ExitStack, tmp_p
     assert not files.reads  # by a thread
     kernel.ask(2)
     assert kernel.answer() == (2, 0, b"here")
+
+
+def test_a_store_that_was_away_for_the_daemon_is_not_waited_for_again(stack: ExitStack, tmp_path: Path) -> None:
+    files = AskedFiles(tmp_path)
+    files.asked.error = StoreUnavailableError("it is away", url="s3://b/k")
+    kernel = Kernel(files, stack)
+    kernel.ask(1)
+    files.asked.answers.close()
+    assert kernel.answer() == (1, -errno.EIO, b"")
+    assert not files.reads
 
 
 @pytest.mark.parametrize("how", ["the daemon hangs up", "the daemon is silent", "the worker is stopped"])

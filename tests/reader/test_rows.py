@@ -40,13 +40,13 @@ def reader(settings, bucket, monkeypatch):
 def asked(monkeypatch):
     """How many blocks each request names."""
     found = []
-    ask = DaemonClient.blocks_or_errors
+    ask = DaemonClient._ask_until
 
-    def counted(self, wanted, *args, **more):
-        found.append(len(wanted))
-        return ask(self, wanted, *args, **more)
+    def counted(self, request):
+        found.append(len(request.blocks))
+        return ask(self, request)
 
-    monkeypatch.setattr(DaemonClient, "blocks_or_errors", counted)
+    monkeypatch.setattr(DaemonClient, "_ask_until", counted)
     return found
 
 
