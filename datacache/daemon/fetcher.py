@@ -193,17 +193,18 @@ class Fetcher:
     def read_for_node(self, ref: ObjectRef, number: int, dataset: str) -> Reading | None:
         """As `read`, for another node: no third one that owns the block is asked. None if this one waits for another
         node itself."""
-        id = block_id(object_id(ref), number)
-        with self._lock:
-            flight = self._flights.get(id)
-            if flight is not None and flight.asks_node:
-                return None
-        return self.read(ref, number, dataset, kind=Kind.NODE)
+        return self._read(ref, number, dataset, Kind.NODE)
 
-    def read(self, ref: ObjectRef, number: int, dataset: str, *, here: bool = False, kind: Kind = Kind.READ) -> Reading:
+    def read(self, ref: ObjectRef, number: int, dataset: str, *, here: bool = False) -> Reading:
         """Return a block for a reader that waits. Its future may have the store's errors. `here`: if it has to be got,
         and can be at once, do that in this thread; this never waits for a turn, as the caller may hold the bytes that
-        others wait for. `kind` is that of its turn."""
+        others wait for."""
+        reading = self._read(ref, number, dataset, Kind.READ, here=here)
+        assert reading is not None
+        return reading
+
+    def _read(self, ref: ObjectRef, number: int, dataset: str, kind: Kind, *, here: bool = False) -> Reading | None:
+        """Return a block for whoever waits in turns of a `kind`; see `read` and `read_for_node`."""
         alone = kind is Kind.NODE
         asked = time.monotonic()
         obj = object_id(ref)
@@ -220,6 +221,9 @@ class Fetcher:
         if ref.size_bytes > BLOCK_BYTES and not (self._refused or alone):
             self._read_ahead(ref, obj, number, dataset, asked)
         flight = self._flight(id, for_reader=True, hold=True, alone=alone)[0]
+        if alone and flight.asks_node:
+            self._release_flight(flight)
+            return None
         wanted = _Wanted(id, ref, number, dataset, False, asked)
         turn = None
         if here and flight.turn is None:

@@ -16,7 +16,7 @@ import pytest
 
 from datacache.cluster.members import Member, StaticMembers
 from datacache.cluster.peers import Peers
-from datacache.core.errors import UsageError
+from datacache.core.errors import DaemonError, UsageError
 from datacache.core.ids import ObjectRef
 from datacache.daemon.nodes import NodeRequests, listen_to_nodes, serve_nodes
 from datacache.daemon.parts import OtherParts
@@ -377,3 +377,6 @@ def test_a_node_that_was_let_in_may_ask_for_blocks_as_a_node_only(raw: socket.so
             list(client.blocks(BlocksRequest([(REF, 0)], "d", "", mode)))
     assert cache.asked == 0
     assert [bytes(block) for block in client.blocks(BlocksRequest([(REF, 0)], "d", "", Mode.OWNER))] == [b"content"]
+    client.ask("drain")
+    with pytest.raises(DaemonError, match="drains, and takes nothing over"):
+        client.call("lacks", b"")
