@@ -38,6 +38,8 @@ log = logging.getLogger(__name__)
 _READ_BYTES = 64 * 2**20
 _FILL_BYTES = 128 * 2**20
 _HELD_BYTES = 64 * 2**20
+_LEAST_BYTES = 24 * 2**20
+"""Of several processes of a node each has its share of these, and at least so much: a large object is one process's."""
 _ONE_READ_BYTES = 2**18
 """A smaller block is read whole and once: holding it would serve nobody."""
 _READ_AHEAD_BLOCKS = 4
@@ -128,9 +130,10 @@ class Fetcher:
         flow_of: Callable[[str], str] = lambda dataset: dataset,
         whole: WholeObjects | None = None,
         peers: Peers | None = None,
+        parts: int = 1,
     ) -> None:
         """`flow_of` maps a data set's name to those with whom it shares its turns. `whole` checks objects of several
-        blocks. `peers` are asked before the stores."""
+        blocks. `peers` are asked before the stores. `parts` share the memory of a node."""
         self._peers = peers
         self._whole, self._writer, self.local, self._open_store, self._flow_of = (
             whole,
@@ -143,7 +146,7 @@ class Fetcher:
         self._flights: dict[BlockId, _Flight] = {}
         self._held: OrderedDict[BlockId, Data] = OrderedDict()
         """The last blocks that the tiers did not keep, up to `_HELD_BYTES`."""
-        self._held_bytes = 0
+        self._held_bytes, self._parts = 0, parts
         self._landed: OrderedDict[BlockId, None] = OrderedDict()
         """The blocks that the tiers kept last."""
         self.landings = 0
@@ -152,7 +155,8 @@ class Fetcher:
         """True if the tiers did not keep the block that landed last."""
         self.planned: Callable[[str], bool] = lambda _dataset: False
         """Tells whether what is read next of a data set's large objects is fetched in a published order."""
-        self.turns = Turns(concurrency, ahead=_READ_AHEAD_BLOCKS, read_bytes=_READ_BYTES, fill_bytes=_FILL_BYTES)
+        read_bytes, fill_bytes = _share(_READ_BYTES, parts), _share(_FILL_BYTES, parts)
+        self.turns = Turns(concurrency, ahead=_READ_AHEAD_BLOCKS, read_bytes=read_bytes, fill_bytes=fill_bytes)
         most = 2 * concurrency + _READ_AHEAD_BLOCKS + EXTRA_TURNS  # reads, and those for other nodes
         self._readers = ThreadPoolExecutor(most, thread_name_prefix="read")
         self._closing = False
@@ -499,7 +503,7 @@ class Fetcher:
             elif flight.for_reader and len(data) > _ONE_READ_BYTES:
                 self._held_bytes += len(data) - len(self._held.pop(id, b""))
                 self._held[id] = data
-                while self._held_bytes > _HELD_BYTES:
+                while self._held_bytes > _share(_HELD_BYTES, self._parts):
                     self._held_bytes -= len(self._held.popitem(last=False)[1])
         for stored in flight.stored:
             stored(kept or elsewhere)
@@ -510,3 +514,7 @@ class Fetcher:
         self._landed.move_to_end(id)
         if len(self._landed) > _LANDED:
             self._landed.popitem(last=False)
+
+
+def _share(size_bytes: int, parts: int) -> int:
+    return max(size_bytes // parts, min(size_bytes, _LEAST_BYTES))

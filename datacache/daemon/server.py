@@ -114,6 +114,7 @@ class Daemon:
             flow_of=self._flow_of,
             whole=WholeObjects(writer, self._local, self._stores.get, md5=settings.check_md5),
             peers=peers,
+            parts=writer.part.of,
         )
         others = OtherParts(settings.home, writer.part)
         self.nodes = NodeRequests(peers, self.fetcher, others) if peers is not None else None

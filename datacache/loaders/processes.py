@@ -6,58 +6,20 @@ import ctypes
 import logging
 import os
 import sys
-from contextlib import suppress
-from pathlib import Path
 
 from datacache.core.concurrency import PerProcess
+from datacache.core.cores import cores
 from datacache.core.errors import UsageError
 
 log = logging.getLogger(__name__)
 
-_CGROUPS = Path("/sys/fs/cgroup")
-_MEMBERSHIP = Path("/proc/self/cgroup")
-
 
 def processors() -> int:
-    """Count the processors that the process may run on, bounded by the quota of its container, and shared with the
-    other ranks of this machine (LOCAL_WORLD_SIZE, which torchrun sets); at least 1."""
-    count = len(os.sched_getaffinity(0))
-    limit = quota()
-    if limit is not None:
-        count = min(count, max(1, round(limit)))
+    """Count the cores that the process may use, shared with the other ranks of this machine (LOCAL_WORLD_SIZE, which
+    torchrun sets); at least 1."""
+    count = cores()
     ranks = os.environ.get("LOCAL_WORLD_SIZE", "")
     return max(1, count // max(1, int(ranks))) if ranks.isdecimal() else count
-
-
-def quota(root: Path = _CGROUPS, membership: Path = _MEMBERSHIP) -> float | None:
-    """Return the processors that control groups allow, None without a limit.
-
-    See the kernel's admin-guide/cgroup-v2.rst (`cpu.max`) and scheduler/sched-bwc.rst (version 1). A container sees its
-    own group as the root; elsewhere the groups above count, too.
-    """
-    limits = []
-    for folder in _folders(root, membership):
-        with suppress(OSError, ValueError):
-            allowed, _, period = (folder / "cpu.max").read_text().strip().partition(" ")
-            if allowed != "max":
-                limits.append(int(allowed) / int(period))
-        with suppress(OSError, ValueError):
-            microseconds = int((folder / "cpu.cfs_quota_us").read_text())
-            if microseconds > 0:
-                limits.append(microseconds / int((folder / "cpu.cfs_period_us").read_text()))
-    return min(limits, default=None)
-
-
-def _folders(root: Path, membership: Path) -> list[Path]:
-    found = [root, root / "cpu"]
-    with suppress(OSError):
-        for line in membership.read_text().splitlines():
-            _, controllers, path = line.split(":", 2)
-            base = root if not controllers else root / "cpu"
-            if not controllers or "cpu" in controllers.split(","):
-                group = base / path.lstrip("/")
-                found += [group, *(parent for parent in group.parents if parent.is_relative_to(base))]
-    return found
 
 
 def rank_and_world(rank: int | None = None, world: int | None = None) -> tuple[int, int]:

@@ -7,11 +7,11 @@ part that gets its blocks and writes them; a region to the part that its number 
 
 from __future__ import annotations
 
-import os
 from typing import NamedTuple
 
 from xxhash import xxh3_64_intdigest
 
+from datacache.core.cores import cores
 from datacache.core.ids import ObjectId
 from datacache.tiers.layout import OBJECT_FILE
 
@@ -61,4 +61,4 @@ def part_of_container(container: int, object_id: bytes | memoryview, parts: int)
 
 def parts_by_cores() -> int:
     """Return the number of parts for this process's cores."""
-    return max(1, min(_MOST, len(os.sched_getaffinity(0)) // _CORES))
+    return max(1, min(_MOST, cores() // _CORES))

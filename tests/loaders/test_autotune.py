@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from datacache.loaders.processes import processors, quota
+from datacache.loaders.processes import processors
 from datacache.loaders.tuning import autotune
 from datacache.loaders.tuning.autotune import choose
 from datacache.loaders.tuning.report import Report, Stretch
@@ -176,18 +176,3 @@ def test_ranks_of_a_machine_share_its_processors(monkeypatch):
     alone = processors()
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     assert processors() == max(1, alone // 2)
-
-
-def test_the_quotas_of_control_groups_are_known(tmp_path):
-    root, member = tmp_path / "cgroup", tmp_path / "self"
-    (root / "cpu" / "pod" / "box").mkdir(parents=True)
-    member.write_text("4:cpu,cpuacct:/pod/box\n0::/slice/app\n")
-    assert quota(root, member) is None
-    (root / "cpu" / "pod" / "cpu.cfs_quota_us").write_text("350000\n")
-    (root / "cpu" / "pod" / "cpu.cfs_period_us").write_text("100000\n")
-    assert quota(root, member) == 3.5
-    (root / "slice" / "app").mkdir(parents=True)
-    (root / "slice" / "app" / "cpu.max").write_text("max 100000\n")
-    (root / "slice" / "cpu.max").write_text("150000 100000\n")
-    assert quota(root, member) == 1.5
-    assert quota(tmp_path / "none", tmp_path / "none") is None
