@@ -6,6 +6,7 @@ so any thread may read them.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -139,17 +140,15 @@ class ShownMembers:
 
     @property
     def view(self) -> ClusterView:
-        """The view that the file has now; `OSError` if it cannot be read."""
+        """The view that the file has now, or had when it could be read last."""
         seen, view = self._seen
-        try:
+        with contextlib.suppress(OSError):  # it is not there yet, or the disk fails
             status = os.stat(self._path)
-        except FileNotFoundError:
-            return view
-        stamp = (status.st_ino, status.st_mtime_ns, status.st_size)
-        if stamp != seen:
-            version, members = json.loads(self._path.read_bytes())
-            view = ClusterView(tuple(Member(**member) for member in members), version)
-            self._seen = (stamp, view)
+            stamp = (status.st_ino, status.st_mtime_ns, status.st_size)
+            if stamp != seen:
+                version, members = json.loads(self._path.read_bytes())
+                view = ClusterView(tuple(Member(**member) for member in members), version)
+                self._seen = (stamp, view)
         return view
 
     def start(self) -> None:

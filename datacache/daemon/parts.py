@@ -122,7 +122,10 @@ class PartProcesses:
         for each in self._processes:
             if each.running is not None and each.running.poll() is not None:
                 log.warning("the process of part %d ended (%d)", each.part.number, each.running.returncode)
-                self._start(each)
+                try:
+                    self._start(each)
+                except OSError as exc:  # no memory, say
+                    log.warning("the process of part %d is started later: %s", each.part.number, exc)
             starts = each.health is None and time.monotonic() < each.heard_at + _START_S
             if self._answers(each):
                 hangs = hangs or (each.health or {})["hangs"]
@@ -131,14 +134,19 @@ class PartProcesses:
         self.hangs = hangs
 
     def show_members(self) -> None:
-        """Show the processes who is in the cluster now. Any thread."""
+        """Show the processes who is in the cluster now, or as soon as the disk takes it: until then they go on with the
+        last view. Any thread."""
         if self._members is None:
             return
         with self._showing:
             view = self._members.view
             if view.version != self._shown:
-                replace_file(paths.members_path(self._home), view.encode(), durable=False)
-                self._shown = view.version
+                try:
+                    replace_file(paths.members_path(self._home), view.encode(), durable=False)
+                except OSError as exc:
+                    log.warning("the other parts are not shown the members yet: %s", exc)
+                else:
+                    self._shown = view.version
 
     def ask(self, op: str, fields: object = None, *, timeout_s: float = _ORDER_S) -> list[dict[str, Any]]:
         """Have all parts do an operation; return their answers. Raises the first error."""

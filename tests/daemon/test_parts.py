@@ -18,9 +18,12 @@ from torch.utils.data import DataLoader
 import fuse_mount
 from datacache import connect, create_snapshot, load_settings, open_snapshot
 from datacache.api import running_daemon
+from datacache.cluster.members import DRAINING, SERVING, Member, ShownMembers, StaticMembers
 from datacache.core.boot import stat_of
+from datacache.core.errors import CacheError
 from datacache.daemon import paths
 from datacache.daemon.client import DaemonClient
+from datacache.daemon.parts import PartProcesses
 from datacache.settings import Settings
 from datacache.store.credentials import told_variables
 from datacache.tiers.index import Index
@@ -237,6 +240,36 @@ def test_a_part_that_is_started_again_knows_the_credentials_that_callers_have_to
     read_all(ref, settings)
     assert gets() > before
     assert not set(pids) & set(pids_of_parts(client))
+
+
+def test_a_disk_that_takes_no_file_neither_ends_the_daemon_nor_takes_the_members_from_its_parts(home: Path) -> None:
+    path = paths.members_path(home)
+    path.mkdir(parents=True)
+    members = StaticMembers("a", (Member("a", "127.0.0.1:1", 1.0), Member("b", "127.0.0.1:2", 1.0)))
+    parts, shown = PartProcesses(load_settings(), [(0, 0)], (), None, members=members), ShownMembers(path)
+    parts.look()
+    assert shown.view.members == ()
+    path.rmdir()
+    parts.look()
+    assert shown.view == members.view
+    path.unlink()
+    path.mkdir()
+    members.set_state(DRAINING)
+    parts.look()
+    assert shown.view.members[0].state == SERVING
+    path.rmdir()
+    parts.look()
+    assert shown.view == members.view
+
+
+def test_a_part_that_cannot_be_started_again_is_tried_later(home: Path, monkeypatch, caplog) -> None:
+    parts = PartProcesses(load_settings(), [(0, 0), (0, 0)], (), None)
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(CacheError, match="does not start"):
+        parts.start()
+    monkeypatch.setattr(sys, "executable", "/not there")
+    parts.look()
+    assert "is started later" in caplog.text
 
 
 def test_a_mount_and_a_data_loader_read_from_all_parts(bucket, home, monkeypatch, tmp_path) -> None:
