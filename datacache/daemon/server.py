@@ -75,6 +75,9 @@ _LARGE_BYTES = 2**18
 _WINDOW_BYTES = 8 * 2**20
 """The blocks of a request that are got before the first of them is sent. All requests share the room for reads: one
 that held all its blocks until the last has come could wait for room that it takes itself."""
+_GIVE_WAY_S = 0.25
+"""How long a request holds blocks behind one that has not come, while there is no room for others. Two requests that
+want the same blocks in different order could wait for each other's for ever."""
 _MOST_REQUEST_BYTES = 2**31
 """A published order of some hundred million samples. Only the home's owner can send one."""
 _WRITER_STUCK_S, _GET_STUCK_S = 120.0, 60.0
@@ -240,6 +243,12 @@ class Daemon:
                     begun.append((self.fetcher.read(ref, number, dataset, here=not left), at, length))
                     ahead_bytes += length
                 reading, at, length = begun[0]
+                while not _has_come(reading):
+                    while len(begun) > 1 and self.fetcher.turns.crowded(TurnKind.READ):
+                        other, later, of_other = begun.pop()
+                        other.close()
+                        left.appendleft((later, request.blocks[later]))
+                        ahead_bytes -= of_other
                 yield from self._sent(reading, slice(*request.span(at)), flow)
                 begun.popleft()
                 reading.close()
@@ -487,6 +496,13 @@ class Daemon:
     def _written(self, action: Callable[[], T]) -> T:
         """Run an action in the writer's thread."""
         return self._writer.call(action).result()
+
+
+def _has_come(reading: Reading) -> bool:
+    """Wait a moment for a block, or the error of getting it; tell whether it has come."""
+    with contextlib.suppress(Exception):
+        reading.data.result(_GIVE_WAY_S)
+    return reading.data.done()
 
 
 def _deleted(path: Path, inode: int) -> bool:

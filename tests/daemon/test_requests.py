@@ -95,16 +95,20 @@ def alive(pid):
     return Path(f"/proc/{pid}").exists() and Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
 
 
+class Reading(Daemon):
+    """As much of a daemon as gives blocks."""
+
+    def __init__(self, store):
+        self._flow_of, self._sends, self._answered, self.nodes = str, Sends(), 0, None
+        tiers = Tiers()
+        self.fetcher = Fetcher(tiers, tiers, lambda _: store, 8)
+
+
 @promise("Bytes in the daemon are bounded from the fetch until they were stored and sent")
 def test_a_request_for_more_blocks_than_there_is_room_for_is_answered(monkeypatch):
     monkeypatch.setattr(fetcher_module, "_READ_BYTES", 2 * BLOCK_BYTES)
 
-    class Reading(Daemon):
-        def __init__(self):
-            self._flow_of, self._sends, self._answered, self.nodes = str, Sends(), 0, None
-            self.fetcher = Fetcher(Tiers(), Tiers(), lambda _: Store(), 8)
-
-    daemon = Reading()
+    daemon = Reading(Store())
     request = BlocksRequest([(LARGE, number) for number in range(8)], "d", "", Mode.READ)
     came = []
 
@@ -121,3 +125,26 @@ def test_a_request_for_more_blocks_than_there_is_room_for_is_answered(monkeypatc
     assert came == [BLOCK_BYTES] * 9
     wait_for(lambda: not daemon.fetcher.under_way)
     assert held_bytes(daemon.fetcher.turns) == 0
+
+
+@promise("Requests for the same blocks in different order are all answered, however little room there is")
+def test_no_request_holds_the_room_that_its_first_block_waits_for(monkeypatch):
+    monkeypatch.setattr(fetcher_module, "_READ_BYTES", BLOCK_BYTES)
+    store, go_on, came = Store(), threading.Event(), []
+    store.wait = lambda: go_on.wait(60)
+    daemon = Reading(store)
+
+    def ask(*numbers):
+        request = BlocksRequest([(LARGE, number) for number in numbers], "d", "", Mode.READ)
+        came.extend(daemon.answer(Frame(Kind.BLOCKS, 1, b"", memoryview(request.encode()))))
+
+    askers = [threading.Thread(target=ask, args=numbers, daemon=True) for numbers in ((4,), (7, 4))]
+    askers[0].start()
+    wait_for(lambda: store.reads)
+    askers[1].start()
+    wait_for(lambda: daemon.fetcher.stats.shared)  # it holds the block that the room is for
+    go_on.set()
+    for asker in askers:
+        asker.join(20)
+    assert [len(answer.body) for answer in came] == [BLOCK_BYTES] * 3
+    assert sorted(store.reads) == [4 * BLOCK_BYTES, 7 * BLOCK_BYTES]
