@@ -95,12 +95,28 @@ class Peers:
             return []
         return list(takewhile(lambda member: member.address != self.address, self._placed().ranked(id, _RANK)))
 
+    def ranked_across(self, id: BlockId, dataset: str) -> list[Member]:
+        """Return the nodes of other zones that come before this one in the rank of all: one of them is the block's
+        owner among all zones, unless that is of this node's zone."""
+        if self._mode_of(dataset) == "off":
+            return []
+        ranked = self._placed().ranked_across(id, _RANK)
+        before = takewhile(lambda member: member.address != self.address, ranked)
+        return [member for member in before if member.zone != self._zone]
+
     def get(
-        self, members: list[Member], ref: ObjectRef, number: int, dataset: str, patience: SilenceBudget | None = None
+        self,
+        members: list[Member],
+        ref: ObjectRef,
+        number: int,
+        dataset: str,
+        patience: SilenceBudget | None = None,
+        *,
+        mode: Mode = Mode.OWNER,
     ) -> memoryview | StoreUnavailableError | None:
-        """Return a block that one of some nodes has, or gets from the store, or the error of one whose store does not
+        """Return a block that one of some nodes has, or gets for this one, or the error of one whose store does not
         answer; None if none of them gives it."""
-        return self._first(members, (ref, number, dataset), Mode.OWNER, patience or SilenceBudget())
+        return self._first(members, (ref, number, dataset), mode, patience or SilenceBudget())
 
     def get_earlier(
         self, id: BlockId, ref: ObjectRef, number: int, dataset: str, patience: SilenceBudget | None = None
@@ -115,6 +131,9 @@ class Peers:
         at = next((at for at, member in enumerate(ranked) if member.address == self.address), -1)
         if at or time.monotonic() - self._changed_at < _LATELY_S:
             asked += ranked[at + 1 : at + 1 + _FURTHER]
+            across = placement.ranked_across(id, _RANK)  # an owner among all zones is asked by all others
+            at = next((at for at, member in enumerate(across) if member.address == self.address), -1)
+            asked += [member for member in across[at + 1 : at + 2] if member not in asked]
         found = self._first(asked, (ref, number, dataset), Mode.HAVE, patience or SilenceBudget())
         return found if isinstance(found, memoryview) else None
 
@@ -257,6 +276,8 @@ class Peers:
         view = self.members.view
         with self._lock:
             if view.version != self._version:
+                # A list says where each node is, this one included.
+                self._zone = next((m.zone for m in view.members if m.address == self.address), self._zone)
                 self._version, self._placement = view.version, Placement(view.members, self._zone)
                 mine = (member for member in view.members if member.address == self.address)
                 self._leaves = any(member.state in (DRAINING, DRAINED) for member in mine)
@@ -290,7 +311,7 @@ class Peers:
                 if isinstance(came, memoryview):
                     self.stats.blocks += 1
                     self.stats.bytes += len(came)
-                elif mode is Mode.OWNER:
+                elif mode is not Mode.HAVE:
                     self.stats.missed += 1
             if isinstance(came, memoryview):
                 return came

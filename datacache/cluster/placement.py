@@ -34,7 +34,7 @@ class Placement:
     """The owners of blocks among the members of one view. Immutable; any thread.
 
     Members of `zone` come first, in the order of their scores, then those of other zones: each zone has an owner of its
-    own for a block.
+    own for a block. One of these is the owner among all zones, whom the others ask.
     """
 
     def __init__(self, members: Iterable[Member], zone: str = "") -> None:
@@ -48,6 +48,7 @@ class Placement:
             )
             if group.members
         ]
+        self._all = _Group(serving if len(self._groups) > 1 else [])
         leaving = [member for member in members if member.state == DRAINING and member.weight > 0]
         self._leaving = _Group([member for member in leaving if member.zone == zone])
 
@@ -61,6 +62,10 @@ class Placement:
             if len(found) >= count:
                 break
         return found
+
+    def ranked_across(self, id: bytes, count: int = 3) -> list[Member]:
+        """Return the best in rank among all members, whatever their zone. None if all are of one zone."""
+        return [member for _score, member in self._all.best(xxh3_64_intdigest(id), count)]
 
     def owners(self, ids: Sequence[bytes]) -> list[Member]:
         """Return the owner of each of many blocks, as `ranked` does for one; `LookupError` if no member serves."""

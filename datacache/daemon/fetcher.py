@@ -28,6 +28,7 @@ from datacache.core.errors import DaemonError
 from datacache.core.ids import BLOCK_BYTES, BlockId, ObjectId, ObjectRef, block_count, block_id, block_length, object_id
 from datacache.daemon.turns import EXTRA_TURNS, Kind, Turn, Turns
 from datacache.daemon.whole_objects import WholeObjects
+from datacache.exchange.wire import Mode
 from datacache.store.base import ObjectStore
 from datacache.store.retry import AskedAt
 from datacache.tiers.local import LocalBlocks
@@ -48,6 +49,9 @@ _CLOSE_TIMEOUT_S = 3.0
 
 LATENCY_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 """Upper bounds that gets and waits are counted by; longer ones have a last place of their own."""
+
+_HOPS = dict.fromkeys(Kind, 2) | {Kind.NODE: 1, Kind.ZONE: 0}
+"""A reader's node asks the owner in its zone, and that one the owner among all zones, which asks the store."""
 
 Data = bytes | memoryview
 Stored = Callable[[bool], None]
@@ -90,17 +94,18 @@ class _Wanted(NamedTuple):
 class _Flight:
     """A block between the first request for it and its place in the tiers."""
 
-    __slots__ = ("alone", "asks_node", "data", "for_reader", "holds", "stored", "turn", "wanted")
+    __slots__ = ("data", "for_reader", "holds", "hops", "stored", "turn", "waits_for", "wanted")
 
     def __init__(self) -> None:
         self.data: Future[Data] = Future()
         self.data.set_running_or_notify_cancel()  # one who no longer waits must not cancel it for the others
         self.stored: list[Stored] = []
         self.for_reader = False
-        self.alone = False
-        """True once another node waits for it: no other node may be asked then, which may wait for this one."""
-        self.asks_node = False
-        """True while an owner is asked, which may wait for this node."""
+        self.hops = _HOPS[Kind.READ]
+        """How many nodes may wait for each other behind this one: fewer, once other nodes wait for it. So no circle of
+        waiting nodes can close."""
+        self.waits_for = 0
+        """How many may do so by now."""
         self.turn: Turn | None = None
         """The turn that its bytes count in; None until it is its turn to be fetched."""
         self.holds = 1
@@ -157,7 +162,7 @@ class Fetcher:
         """Tells whether what is read next of a data set's large objects is fetched in a published order."""
         read_bytes, fill_bytes = _share(_READ_BYTES, parts), _share(_FILL_BYTES, parts)
         self.turns = Turns(concurrency, ahead=_READ_AHEAD_BLOCKS, read_bytes=read_bytes, fill_bytes=fill_bytes)
-        most = 2 * concurrency + _READ_AHEAD_BLOCKS + EXTRA_TURNS  # reads, and those for other nodes
+        most = 3 * concurrency + _READ_AHEAD_BLOCKS + EXTRA_TURNS  # reads, and two kinds of those for other nodes
         self._readers = ThreadPoolExecutor(most, thread_name_prefix="read")
         self._closing = False
         self._getting: dict[BlockId, float] = {}
@@ -194,10 +199,10 @@ class Fetcher:
         peers = self._peers
         return peers is not None and self.partitions(dataset) and bool(peers.ranked_before_this(block, dataset))
 
-    def read_for_node(self, ref: ObjectRef, number: int, dataset: str) -> Reading | None:
-        """As `read`, for another node: no third one that owns the block is asked. None if this one waits for another
-        node itself."""
-        return self._read(ref, number, dataset, Kind.NODE)
+    def read_for_node(self, ref: ObjectRef, number: int, dataset: str, *, zone: bool = False) -> Reading | None:
+        """As `read`, for another node (`zone`: of another zone, which asks the owner among all). None if this one waits
+        for a node itself, which may wait for that one."""
+        return self._read(ref, number, dataset, Kind.ZONE if zone else Kind.NODE)
 
     def read(self, ref: ObjectRef, number: int, dataset: str, *, here: bool = False) -> Reading:
         """Return a block for a reader that waits. Its future may have the store's errors. `here`: if it has to be got,
@@ -209,7 +214,7 @@ class Fetcher:
 
     def _read(self, ref: ObjectRef, number: int, dataset: str, kind: Kind, *, here: bool = False) -> Reading | None:
         """Return a block for whoever waits in turns of a `kind`; see `read` and `read_for_node`."""
-        alone = kind is Kind.NODE
+        hops = _HOPS[kind]
         asked = time.monotonic()
         obj = object_id(ref)
         id = block_id(obj, number)
@@ -222,10 +227,10 @@ class Fetcher:
                 done: Future[Data] = Future()
                 done.set_result(held)
                 return Reading(done, lambda: None)
-        if ref.size_bytes > BLOCK_BYTES and not (self._refused or alone):
+        if ref.size_bytes > BLOCK_BYTES and not (self._refused or hops < _HOPS[Kind.READ]):
             self._read_ahead(ref, obj, number, dataset, asked)
-        flight = self._flight(id, for_reader=True, hold=True, alone=alone)[0]
-        if alone and flight.asks_node:
+        flight = self._flight(id, for_reader=True, hold=True, hops=hops)[0]
+        if flight.waits_for > hops:
             self._release_flight(flight)
             return None
         wanted = _Wanted(id, ref, number, dataset, False, asked)
@@ -335,7 +340,7 @@ class Fetcher:
         *,
         for_reader: bool = False,
         hold: bool = False,
-        alone: bool = False,
+        hops: int = _HOPS[Kind.READ],
     ) -> tuple[_Flight, bool]:
         """Return the flight of a block, and whether the caller has just begun it and must see to it."""
         with self._lock:
@@ -349,7 +354,7 @@ class Fetcher:
                 flight.stored.append(stored)
             flight.for_reader |= for_reader
             flight.holds += hold
-            flight.alone |= alone
+            flight.hops = min(flight.hops, hops)
             return flight, begun
 
     def _queue(self, kind: Kind, flight: _Flight, wanted: _Wanted) -> None:
@@ -436,7 +441,7 @@ class Fetcher:
                 self.stats.get_counts[bisect_left(LATENCY_BOUNDS_S, took_s)] += 1
 
         # A node that others ask for a block stands in for its owner, or is the owner in a newer view.
-        elsewhere = elsewhere and not flight.alone
+        elsewhere = elsewhere and flight.hops == _HOPS[Kind.READ]
 
         def landed(kept: bool) -> None:  # in the writer's thread
             self._refused = not (kept or elsewhere)
@@ -469,18 +474,26 @@ class Fetcher:
         if peers is None:
             return None, math.inf
         id, ref, number, dataset = wanted[:4]
+        patience = SilenceBudget(for_node=flight.hops < _HOPS[Kind.READ])
+        found = None
         before = peers.ranked_before_this(id, dataset)
-        with self._lock:
-            flight.asks_node = bool(before) and not flight.alone
-            asks = flight.asks_node
-        patience = SilenceBudget(for_node=flight.alone)
-        found = peers.get(before, ref, number, dataset, patience) if asks else None
-        flight.asks_node = False  # the store waits for no node
+        if before and self._may_wait(flight, 2):
+            found = peers.get(before, ref, number, dataset, patience)
+        across = peers.ranked_across(id, dataset) if found is None else []
+        if across and self._may_wait(flight, 1):
+            found = peers.get(across, ref, number, dataset, patience, mode=Mode.ZONE)
+        flight.waits_for = 0  # the store waits for no node
         if isinstance(found, memoryview):
             return found, math.inf
         earlier = peers.get_earlier(id, ref, number, dataset, patience)
         # Once more, as the store may be away for the owner alone.
         return earlier, peers.last_try_s if found is not None else math.inf
+
+    def _may_wait(self, flight: _Flight, hops: int) -> bool:
+        """Tell whether a flight may wait for so many nodes that wait for each other, and take note that it does."""
+        with self._lock:
+            flight.waits_for = hops if hops <= flight.hops else 0
+            return flight.waits_for > 0
 
     def _is_to_go_on_disk(self, id: BlockId, dataset: str) -> bool:
         """Tell whether a block that this node owns, and has, is in RAM only: from a time when another one owned it."""

@@ -73,7 +73,7 @@ def serve_nodes(nodes: NodeRequests, listener: socket.socket, *, shared: bool = 
         most_bytes=_MOST_REQUEST_BYTES,
         name="nodes",
         welcome=lambda frames: welcome(frames, nodes.peers.me),
-        crowded=lambda: nodes.fetcher.turns.crowded(TurnKind.NODE),
+        crowded=lambda: any(map(nodes.fetcher.turns.crowded, (TurnKind.ZONE, TurnKind.NODE))),
     )
     server.listen(listener, shared=shared)
     return server
@@ -208,7 +208,7 @@ class NodeRequests:
             return Kind.BUSY
         if not self._room.acquire(blocking=False):
             return Kind.BUSY
-        reading = self.fetcher.read_for_node(ref, number, request.dataset)
+        reading = self.fetcher.read_for_node(ref, number, request.dataset, zone=request.mode is Mode.ZONE)
         if reading is None:
             self._room.release()
             return Kind.BUSY

@@ -44,15 +44,17 @@ class Kind(Enum):
 
     __hash__ = object.__hash__  # that of `Enum` is a call of Python's, and each turn needs ten
 
-    NODE = 0
-    """Another node waits for it. It asks no other node, and the room is its own: two nodes that ask each other would
-    else wait for each other's room."""
-    READ = 1
-    AHEAD = 2
-    FILL = 3
+    ZONE = 0
+    """A node of another zone waits for it. It waits for the store only, and the room is its own: two nodes that ask
+    each other would else wait for each other's room."""
+    NODE = 1
+    """Another node waits for it. It waits for a node of another zone at most, and has room of its own, too."""
+    READ = 2
+    AHEAD = 3
+    FILL = 4
 
 
-_HAS_RESERVE = (Kind.NODE, Kind.READ)
+_HAS_RESERVE = (Kind.ZONE, Kind.NODE, Kind.READ)
 # Tables, as `Kind.READ` is a call of Python's, too.
 _ROOM = {kind: kind for kind in Kind} | {Kind.AHEAD: Kind.READ}
 """The kind that each kind shares its bytes with."""
@@ -128,7 +130,7 @@ class Turns:
 
     def __init__(self, fetching: int, *, ahead: int, read_bytes: int, fill_bytes: int) -> None:
         self._lock = threading.Lock()  # guards all below
-        self._most = {Kind.NODE: fetching, Kind.READ: fetching, Kind.AHEAD: ahead, Kind.FILL: fetching}
+        self._most = dict.fromkeys(Kind, fetching) | {Kind.AHEAD: ahead}
         self._limit_bytes = dict.fromkeys(Kind, read_bytes) | {Kind.FILL: fill_bytes}
         self._waiting = {kind: FairQueue() for kind in Kind}
         self._all = {kind: _Use() for kind in Kind}

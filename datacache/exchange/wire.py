@@ -31,14 +31,16 @@ class Mode(StrEnum):
     BROKEN = "broken"
     """A reader of this node that met broken bytes here: drop them and get the block again."""
     OWNER = "owner"
-    """Another node, of the owner: get it, but from no other node's owner."""
+    """Another node, of the owner in its zone: get it, if need be from the owner among all zones."""
+    ZONE = "zone"
+    """A node of another zone, of the owner among all zones: get it from the store."""
     HAVE = "have"
     """Another node: only what is here."""
 
     @property
     def of_a_peer(self) -> bool:
         """True where another node asks; each block of the answer has its checksum in the head."""
-        return self in (Mode.OWNER, Mode.HAVE)
+        return self in (Mode.OWNER, Mode.ZONE, Mode.HAVE)
 
 
 @dataclass(frozen=True)

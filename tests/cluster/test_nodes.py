@@ -216,14 +216,27 @@ def test_a_node_drains_and_what_it_had_outlives_it(tmp_path_factory: pytest.Temp
         assert cluster.stored("ssd") == [before[0] + len(hers), *before[1:]]
 
 
-def test_blocks_that_nobody_has_room_for_are_told(tmp_path_factory: pytest.TempPathFactory) -> None:
-    with a_cluster(tmp_path_factory.mktemp("nodes")) as cluster:
-        data, first = cluster.data(), cluster.clients[0]
-        cluster.read(first, data)
-        mine = cluster.owned(data)[0]
-        until(lambda: sum(cluster.stored("ssd")) == 2 * len(data.blocks) - len(mine))
-        for home in cluster.homes[1:]:
-            home.end_daemon()
-        assert first.drain()["state"] == "draining"
-        until(lambda: first.cluster()["members"][0]["state"] == "drained")
-        assert first.cluster()["members"][0]["left"] >= len(data.blocks)
+@pytest.fixture(scope="module")
+def zoned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Two nodes in one zone and one in another."""
+    with a_cluster(tmp_path_factory.mktemp("nodes"), zones=("east", "east", "west")) as made:
+        yield made
+
+
+@promise("A block is got from the store once, however many nodes of a cluster read it")
+def test_nodes_in_two_zones_ask_the_store_once_for_each_block(zoned: Cluster) -> None:
+    data = zoned.data()
+    at_once(*(lambda c=c: zoned.read(c, data) for c in zoned.clients * 2))
+    assert data.gets() == len(data.blocks)
+
+
+def test_blocks_that_nobody_has_room_for_are_told(zoned: Cluster) -> None:
+    data, first = zoned.data(), zoned.clients[0]
+    before = zoned.stored("ssd")[0]
+    zoned.read(first, data)
+    until(lambda: zoned.stored("ssd")[0] == before + len(data.blocks))
+    for home in zoned.homes[1:]:
+        home.end_daemon()
+    assert first.drain()["state"] == "draining"
+    until(lambda: first.cluster()["members"][0]["state"] == "drained")
+    assert first.cluster()["members"][0]["left"] >= len(data.blocks)

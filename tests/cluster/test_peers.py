@@ -19,8 +19,9 @@ from datacache.cluster import peers as peers_module
 from datacache.cluster.members import JOINING, Member, StaticMembers
 from datacache.cluster.peer import Question, SilenceBudget, SilentError
 from datacache.cluster.peers import Peers
+from datacache.cluster.placement import Placement
 from datacache.core.errors import DaemonError, StoreAccessError, StoreUnavailableError, UsageError
-from datacache.core.ids import ObjectRef
+from datacache.core.ids import BlockId, ObjectRef
 from datacache.exchange.auth import Identity, welcome
 from datacache.exchange.frames import LEAST_BYTES, Frame, FrameSocket, Kind, header
 from datacache.exchange.server import FrameServer
@@ -458,6 +459,27 @@ def test_an_owner_asks_the_next_in_rank_for_ten_minutes_after_a_node_came_or_wen
     peers._changed_at -= 600
     peers.members.set_state(JOINING)  # others know already that it serves
     assert ask() == ranked[2:4]
+
+
+def test_the_owner_in_a_zone_asks_those_of_other_zones_that_come_before_it() -> None:
+    found = [Member(f"n{at}", f"10.0.0.{at}:1", 1.0, "east" if at < 3 else "west") for at in range(6)]
+    ids = [BlockId(bytes([at]) * 20) for at in range(40)]
+    crossing = set()
+    for me in found:  # the list says where it is
+        peers = Peers(
+            StaticMembers(me.id, tuple(found)), Identity("lab", me.id, KEY), me.address, "", lambda _: "share"
+        )
+        for id in ids:
+            ranked = [m.id for m in Placement([replace(m, zone="") for m in found]).ranked(id, 6)]
+            before = ranked[: ranked.index(me.id)]
+            assert [m.id for m in peers.ranked_across(id, "d")] == [
+                m.id for name in before for m in found if m.id == name and m.zone != me.zone
+            ]
+            in_zone = peers.ranked_before_this(id, "d")
+            assert {m.zone for m in in_zone} <= {me.zone}
+            if not in_zone and before:
+                crossing.add((me.id, id))
+    assert len(crossing) == len(ids)  # the owner of one of the two zones
 
 
 def test_no_node_is_asked_for_a_data_set_that_stays_off_the_cluster(nodes: Nodes) -> None:

@@ -63,6 +63,19 @@ def test_a_rank_has_each_serving_member_once_its_own_zone_first(found: list[Memb
         assert Placement(found, "north").owners([id]) == ranked[:1]
 
 
+@given(members, ids)
+def test_the_owner_among_all_zones_owns_the_block_in_its_own_zone_and_is_the_same_for_all(found, id) -> None:
+    serving = [replace(m, state=SERVING) for m in found]
+    zones = {m.zone for m in serving}
+    for zone in zones if len(zones) > 1 else ():
+        placement = Placement(serving, zone)
+        across = placement.ranked_across(id, 100)
+        in_one_zone = Placement([replace(m, zone="") for m in serving]).ranked(id, 100)
+        assert [m.id for m in across] == [m.id for m in in_one_zone]
+        assert Placement(serving, across[0].zone).ranked(id, 1) == across[:1]
+    assert Placement(nodes(3)).ranked_across(id) == []
+
+
 @given(members, ids, st.data())
 def test_a_member_that_goes_leaves_its_place_and_moves_nothing_else(found: list[Member], id: bytes, data) -> None:
     ranked = Placement(found).ranked(id, 100)

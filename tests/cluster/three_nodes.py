@@ -113,10 +113,11 @@ def a_cluster(
     *,
     trouble: Callable[[], Trouble] | None = None,
     processes: Sequence[int] = (1, 1, 1),
+    zones: Sequence[str] = (),
     **settings: object,
 ) -> Iterator[Cluster]:
     """Start all that it takes, a node for each number of `processes`; with `trouble`, nodes reach each other through
-    relays."""
+    relays. `zones` are those of listed nodes."""
     mongod, relays = None, None
     with ExitStack() as stack:
         network = stack.enter_context(Network(len(processes)))
@@ -124,6 +125,7 @@ def a_cluster(
         proxy = stack.enter_context(FaultProxy(store.endpoint, host=network.address))
         if "catalog" not in settings:
             members = [f"{node.name}={node.address}:{CLUSTER_PORT}" for node in network.nodes]
+            members = [f"{member}/{zone}" for member, zone in zip(members, zones, strict=True)] if zones else members
             catalog = f"sqlite:///{folder / 'catalog.db'}"
             settings = {"cluster_members": ",".join(members), "catalog": catalog} | settings
         else:

@@ -17,6 +17,7 @@ from datacache.daemon import fetcher as fetcher_module
 from datacache.daemon import whole_objects
 from datacache.daemon.fetcher import Fetcher
 from datacache.daemon.whole_objects import WholeObjects
+from datacache.exchange.wire import Mode
 from datacache.store.checksums import Checksum, Tally, compute
 from tests.daemon.test_turns import held_bytes
 from tests.promises import promise
@@ -372,6 +373,9 @@ class Owner:
     def ranked_before_this(self, id, dataset):
         return self.members
 
+    def ranked_across(self, id, dataset):
+        return []
+
     def get(self, members, ref, number, dataset, patience):
         self.asked()
 
@@ -414,6 +418,31 @@ def test_an_owner_fetches_once_what_its_reader_and_another_node_ask_for(store):
     assert store.reads == [0]
 
 
+def test_only_the_owner_in_a_zone_waits_for_the_one_among_all_zones_and_no_circle_closes(store):
+    """What a node answers while it waits for the owner among all zones, and what that one does."""
+    peers, asked, answers = Owner(), [], []
+    peers.members, peers.ranked_across = [], lambda id, dataset: ["across"]
+    fetcher = Fetcher(Tiers(), Tiers(), lambda _: store, 8, peers=peers)
+
+    def get(members, ref, number, dataset, patience, *, mode):
+        asked.append((members, mode))
+        answers.extend(fetcher.read_for_node(ref, number, dataset, zone=zone) for zone in (True, False))
+        return memoryview(b"y" * 10)
+
+    peers.get = get
+    reading = fetcher.read_for_node(small(0), 0, "d")
+    assert bytes(reading.data.result(30)) == b"y" * 10
+    assert asked == [(["across"], Mode.ZONE)]
+    refused, joined = answers
+    assert refused is None  # it may wait for that node
+    assert bytes(joined.data.result(30)) == b"y" * 10
+    other = fetcher.read_for_node(small(1), 0, "d", zone=True)
+    assert other.data.result(30) == b"x" * 10
+    assert len(asked) == 1
+    for each in (reading, joined, other):
+        each.close()
+
+
 class Others:
     """The other nodes of a cluster, each of which owns every block and answers when the test says so."""
 
@@ -422,6 +451,9 @@ class Others:
 
     def ranked_before_this(self, id, dataset):
         return ["owner"]
+
+    def ranked_across(self, id, dataset):
+        return []
 
     def get(self, members, ref, number, dataset, patience):
         self.asked.append(ref)

@@ -92,6 +92,7 @@ VALUES: dict[str, dict[str, Any]] = {
             "tlsSecret": "lab-tls",
         }
     },
+    "a cluster in zones": {"cluster": {"enabled": True}},
     "digests": {
         "image": {"digest": f"sha256:{'0' * 64}"},
         "mongodb": {"image": f"mongo@sha256:{'0' * 64}"},
@@ -457,6 +458,10 @@ def test_the_daemon_alone_of_a_node_has_the_clusters_key_and_settings_that_it_un
     monkeypatch.setenv("DATACACHE_HOME", str(tmp_path))
     found = load_settings()
     assert (found.cluster, found.node, found.zone, found.listen) == ("datacache", "gpu-1", "hall-2", "10.0.0.7:7171")
+    [zone] = [
+        each for each in node_container("a cluster in zones", "daemon")["env"] if each["name"] == "DATACACHE_ZONE"
+    ]
+    assert zone["valueFrom"] == {"fieldRef": {"fieldPath": "metadata.labels['topology.kubernetes.io/zone']"}}
     assert found.cluster_key_file == Path(mounted) / "key"
     [folder] = [each["mountPath"] for each in daemon["volumeMounts"] if each["name"] == "cluster-tls"]
     assert found.cluster_tls == Path(folder)

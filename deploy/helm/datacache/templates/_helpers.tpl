@@ -48,6 +48,10 @@
             {{- end }}
             {{- if .Values.cluster.zone }}
             - {name: DATACACHE_ZONE, value: {{ printf "%q" .Values.cluster.zone }}}
+            {{- else }}
+            # Kubernetes 1.35 and newer give a pod this label of its node. Without it the value is empty, and no zone.
+            - name: DATACACHE_ZONE
+              valueFrom: {fieldRef: {fieldPath: "metadata.labels['topology.kubernetes.io/zone']"}}
             {{- end }}
             {{- end }}
 {{- end }}
