@@ -3,8 +3,8 @@ at a time.
 
 All read objects of one size in random order, each once, from `rclone serve s3` on the same machine with its files in
 the page cache; prefetch is off, and every round is on an empty cache. Ours checks, stores and indexes what it fetches.
-Its bytes are compared with the MD5 that the ETag is; one row of obstore makes MD5s, too. CPU time is that of one
-process an object: the daemon's beside the reader's (our process, or the mount's workers);
+Its bytes are compared with the MD5 that the ETag is; obstore's are so in rows of their own, and there is a ratio to
+each. CPU time is that of one process an object: the daemon's beside the reader's (our process, or the mount's workers);
 obstore has one process that does both.
 """
 
@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
@@ -77,38 +78,38 @@ def main() -> None:
                 order = shuffled(some)
                 return _pass(order, threads, lambda name: len((mount / name).read_bytes()), args.size, home, mount)
 
-        ways: dict[str, tuple[str, Callable[[], MissPass]]] = {}
-        at = args.threads
-        ways[f"obstore, {at}"] = f"obstore, {at}", lambda: bare(names, at)
-        ways[f"obstore, {at}, and MD5"] = f"obstore, {at}", lambda: bare(names, at, md5=True)
-        ways[f"in process, {at}"] = f"obstore, {at}", lambda: ours(names, at)
-        for readers in (1, 2):
-            ways[f"obstore, {readers}"] = f"obstore, {readers}", lambda readers=readers: bare(few, readers)
-            ways[f"mount, {readers}"] = f"obstore, {readers}", lambda readers=readers: mounted(few, readers)
-        found = rounds_of({name: way for name, (_, way) in ways.items()}, args.rounds)
+        ways: dict[str, Callable[[], MissPass]] = {}
+        against: dict[str, str] = {}
+        for kind, read, some, threads in (
+            ("in process", ours, names, args.threads),
+            *(("mount", mounted, few, readers) for readers in (1, 2)),
+        ):
+            other, way = f"obstore, {threads}", f"{kind}, {threads}"
+            ways[other] = partial(bare, some, threads)
+            ways[f"{other}, and MD5"] = partial(bare, some, threads, md5=True)
+            ways[way] = partial(read, some, threads)
+            against |= dict.fromkeys((other, f"{other}, and MD5", way), other)
+        found = rounds_of(ways, args.rounds)
         table = ResultTable(
             f"{args.files:,} objects × {args.size:,} bytes",
             "",
             "objects/s",
             "/ obstore",
+            "/ and MD5",
             "daemon µs",
             "/ obstore",
+            "/ and MD5",
             "reader µs",
         )
         middle = {
             name: MissPass(*(None if None in each else median(each) for each in zip(*passes, strict=True)))
             for name, passes in found.items()
         }
-        for name, (against, _) in ways.items():
-            one, other = middle[name], middle[against]
-            table.row(
-                name,
-                one.rate,
-                ratio(one.rate, other.rate),
-                one.daemon_us,
-                ratio(one.daemon_us, other.reader_us),
-                one.reader_us,
-            )
+        for name, one in middle.items():
+            plain, md5 = middle[against[name]], middle[f"{against[name]}, and MD5"]
+            rates = ratio(one.rate, plain.rate), ratio(one.rate, md5.rate)
+            costs = ratio(one.daemon_us, plain.reader_us), ratio(one.daemon_us, md5.reader_us)
+            table.row(name, one.rate, *rates, one.daemon_us, *costs, one.reader_us)
         table.print()
 
 
