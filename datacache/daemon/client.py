@@ -210,10 +210,12 @@ class DaemonClient:
 
     def _ask_until(self, request: BlocksRequest) -> list[memoryview | DatacacheError | None]:
         """Ask the parts of the daemon for blocks, again where one is away for a moment."""
+        found: list[memoryview | DatacacheError | None] = [None] * len(request.blocks)
         end, delay_s = time.monotonic() + self._block_timeout_s, 0.01
         while True:
             try:
-                return self._ask_parts(request)
+                self._ask_parts(request, found)
+                return found
             except _PartAwayError:
                 if time.monotonic() > end:
                     raise DaemonUnavailableError(
@@ -223,24 +225,31 @@ class DaemonClient:
             time.sleep(random.uniform(0, delay_s))
             delay_s = min(2 * delay_s, 0.25)
 
-    def _ask_parts(self, request: BlocksRequest) -> list[memoryview | DatacacheError | None]:
-        found: list[memoryview | DatacacheError | None] = [None] * len(request.blocks)
+    def _ask_parts(self, request: BlocksRequest, found: list[memoryview | DatacacheError | None]) -> None:
+        """Ask each part for its blocks that are not found yet."""
         parts: dict[int, list[int]] = {}
         for at, (ref, _) in enumerate(request.blocks):
-            parts.setdefault(self._part_of(ref), []).append(at)
+            if found[at] is None:
+                parts.setdefault(self._part_of(ref), []).append(at)
 
         def ask(left: list[tuple[int, list[int]]]) -> None:
             """Ask the first part, and all others before its answers are taken, so that all are at work."""
-            (part, positions), others = left[0], left[1:]
-            own = request.only(positions)
+            (part, wanted), others = left[0], left[1:]
+            away: _PartAwayError | None = None
 
             def talk(of: _Connection) -> None:
+                nonlocal away
+                positions = [at for at in wanted if found[at] is None]  # of a second try those that did not come
+                own = request.only(positions)
                 if any(self._part_of(ref) != part for ref, _ in own.blocks):
                     raise _PartAwayError  # it has become clear with the connection how many there are
                 of.ask_blocks(own)
-                if others:
+                rest = [(each, some) for each, some in others if any(found[at] is None for at in some)]
+                if rest:
                     try:
-                        ask(others)
+                        ask(rest)
+                    except _PartAwayError as exc:
+                        away = exc  # this one's answers come nevertheless
                     except BaseException:
                         of.close()
                         raise
@@ -249,9 +258,10 @@ class DaemonClient:
                     of.deadline.give_up_at = time.monotonic() + self._block_timeout_s  # for each of them
 
             self._ask(talk, timeout_s=self._block_timeout_s, introduce=True, part=part)
+            if away is not None:
+                raise away
 
         ask(list(parts.items()))
-        return found
 
     def ask_block(
         self, ref: ObjectRef, number: int, span: tuple[int, int], dataset: str, snapshot: str

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -19,14 +21,20 @@ import fuse_mount
 from datacache import connect, create_snapshot, load_settings, open_snapshot
 from datacache.api import running_daemon
 from datacache.cluster.members import DRAINING, SERVING, Member, ShownMembers, StaticMembers
+from datacache.core import ipc
 from datacache.core.boot import stat_of
 from datacache.core.errors import CacheError
+from datacache.core.ids import ObjectRef, object_id
 from datacache.daemon import paths
 from datacache.daemon.client import DaemonClient
 from datacache.daemon.parts import PartProcesses
+from datacache.exchange.frames import Frame, Kind
+from datacache.exchange.server import Answer, FrameServer
+from datacache.exchange.wire import BlocksRequest
 from datacache.settings import Settings
 from datacache.store.credentials import told_variables
 from datacache.tiers.index import Index
+from datacache.tiers.parts import part_of
 from datacache.torch import SnapshotDataset
 from tests.promises import promise
 from tests.servers import RcloneS3
@@ -70,6 +78,41 @@ def finish(client: DaemonClient, id: str) -> dict:
         assert time.monotonic() < end, job
         time.sleep(0.01)
     return job
+
+
+def test_a_part_that_hangs_up_is_asked_again_and_no_other_for_what_it_has_given(home: Path) -> None:
+    settings = load_settings()
+    refs = [ObjectRef("s3://b", str(number), 10, "e", "") for number in range(64)]
+    asked: list[list[int]] = [[], []]
+    servers: list[FrameServer] = []
+    with ExitStack() as stack:
+        for part in range(2):
+
+            def answer(frame: Frame, part: int = part) -> Iterator[Answer]:
+                if frame.kind == Kind.BLOCKS:
+                    blocks = BlocksRequest.decode(frame.body).blocks
+                    asked[part].append(len(blocks))
+                    for _ in blocks:
+                        yield Answer(Kind.OK, body=b"x" * 10)
+                        if part and len(asked[1]) == 1:
+                            for frames in servers[1]._connections:
+                                frames.connection.shutdown(socket.SHUT_RDWR)
+                            return
+                else:
+                    yield Answer(Kind.OK, body=b'{"changed": []}')
+
+            server = FrameServer(answer, most_bytes=2**20)
+            servers.append(server)
+            path = paths.socket_path(settings.home, part)
+            path.parent.mkdir(exist_ok=True)
+            server.listen(ipc.listen(path, backlog=8))
+            stack.callback(server.close)
+        paths.parts_path(settings.home).write_text("2")
+        found = DaemonClient(settings).blocks_or_errors([(ref, 0) for ref in refs], "d", "")
+    assert found == [b"x" * 10] * len(refs)
+    first, second = (sum(part_of(object_id(ref), 2) == part for ref in refs) for part in range(2))
+    assert asked[0] == [first]
+    assert asked[1] == [second, second - 1]
 
 
 @promise("The number of processes can be changed, and nothing is fetched again")
