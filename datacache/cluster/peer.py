@@ -332,17 +332,23 @@ class _LivelyDeadline(Deadline):
         self.pace.begin()
 
     def go_on(self) -> None:
-        """Wait for the next sign of life."""
-        self.begin(min(self._end_at, time.monotonic() + MOST_S), self._end_at)
+        """Wait for the next sign of life. Who sends them without a pause is never waited for, and comes to an end all
+        the same."""
+        now = self._before_end()
+        self.begin(min(self._end_at, now + MOST_S), self._end_at)
 
     def look(self) -> None:
         """Raise `TimeoutError` when the time is up."""
-        now = time.monotonic()
-        if now > self._end_at:
-            raise _EndlessError("the node has taken too long")
+        now = self._before_end()
         if self.pace.moved_on():
             self.give_up_at = max(self.give_up_at, min(self._end_at, now + MOST_S))
         super().look()
+
+    def _before_end(self) -> float:
+        now = time.monotonic()
+        if now > self._end_at:
+            raise _EndlessError("the node has taken too long")
+        return now
 
 
 class NodeConnection(Connection):

@@ -263,19 +263,23 @@ def test_bytes_are_a_sign_of_life_unless_they_drip(nodes: Nodes, how: str, monke
 
 
 @promise("An owner whose store does not answer is not blamed for it")
+@pytest.mark.parametrize("signs", [1, 1000])
 def test_an_owner_that_gets_a_block_for_ever_is_given_up_and_not_blamed(
-    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch, signs: int
 ) -> None:
     monkeypatch.setattr(peers_module, "_MORE_S", 0.0)
+    whole_frames = REF._replace(size_bytes=24)  # so that there is never a piece of one, for whose rest one waits
 
     def never(frames: FrameSocket, request: Frame) -> None:
-        while not nodes.over.wait(0.05):
-            frames.send(Kind.WAIT, request.number)
+        for _ in range(600):  # seconds of it
+            nodes.over.wait(0.05 if signs == 1 else 0)
+            frames.send_parts([header(Kind.WAIT, request.number, 0, 0) * signs])
+        frames.send(Kind.OK, request.number, checksum_of(bytes(24)), bytes(24))
 
     owner, other = nodes.add(never), nodes.add(honest)
     peers = nodes.peers(store_timeout_s=0.2)
     for _ in range(2):
-        assert isinstance(peers.get([owner, other], REF, 0, "d"), StoreUnavailableError)
+        assert isinstance(peers.get([owner, other], whole_frames, 0, "d"), StoreUnavailableError)
     assert peers.describe()["members"][1]["problem"] == ""
 
 
