@@ -14,6 +14,7 @@ another has to wait until it has ended.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from dataclasses import replace
@@ -25,6 +26,7 @@ from pymongo import ReturnDocument
 from datacache.catalog.mongo.client import MongoDatabase, retried
 from datacache.cluster.members import ClusterView, Member
 from datacache.core.errors import DatacacheError, NodeTakenError
+from datacache.core.nodes import parse_address
 
 log = logging.getLogger(__name__)
 
@@ -151,10 +153,14 @@ class MongoMembers:
     def _read(self) -> None:
         shown = dict.fromkeys(("node", "address", "weight", "zone", "state", "left", "holder"), 1)
         pipeline: list[_Document] = [
-            {"$match": {"cluster": self._cluster, "$expr": {"$and": self._lives()}}},
+            # Of other types they would be an error of the whole view.
+            {"$match": {"cluster": self._cluster, "seen": {"$type": "date"}, "$expr": {"$and": self._lives()}}},
             {
                 "$project": shown
-                | {"seen_ms": {"$subtract": ["$$NOW", "$seen"]}, "since_ms": {"$toLong": {"$ifNull": ["$since", 0]}}}
+                | {
+                    "seen_ms": {"$subtract": ["$$NOW", "$seen"]},
+                    "since_ms": {"$convert": {"input": "$since", "to": "long", "onError": 0, "onNull": 0}},
+                }
             },
         ]
         found = retried(lambda: list(self._leases().aggregate(pipeline)))
@@ -231,6 +237,13 @@ class MongoMembers:
 
 
 def _member(found: _Document) -> Member:
+    """Return the member of a lease. `KeyError`, `TypeError` or `ValueError` for one that would fail who asks it."""
+    for name in ("node", "address", "zone", "state"):
+        if not isinstance(found[name], str):
+            raise TypeError(name)
+    parse_address(found["address"])
+    if not 0 <= float(found["weight"]) < math.inf:
+        raise ValueError("weight")
     seen_s = max(0.0, found["seen_ms"] / 1000)
     named = {name: found[name] for name in ("address", "zone", "state", "since_ms")}
     named["left"] = int(found.get("left", 0))  # an earlier version has none

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -223,9 +224,15 @@ def test_a_node_starts_while_mongodb_is_away_and_joins_when_it_is_back(tmp_path:
 def test_a_lease_that_cannot_be_read_is_passed_over(url: str) -> None:
     a, b = a_node(url, "a"), a_node(url, "b")
     b.refresh()
+    odd = {"node": [5], "address": [7, "b", "b:99999"], "weight": [None, "x", math.inf, math.nan], "seen": ["now"]}
     with leases_of(url) as leases:
-        leases.update_one({"node": "b"}, {"$set": {"weight": None}})
-    assert names(a) == ["a"]
+        lease = leases.find_one({"node": "b"})
+        assert lease is not None
+        for changed in ({name: value} for name, values in odd.items() for value in values):
+            leases.replace_one({"_id": lease["_id"]}, lease | changed)
+            assert names(a) == ["a"], changed
+        leases.replace_one({"_id": lease["_id"]}, lease | {"since": "then"})
+        assert names(a) == ["a", "b"]
 
 
 def test_leases_that_ended_long_ago_are_removed(url: str) -> None:
