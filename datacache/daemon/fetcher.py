@@ -421,7 +421,7 @@ class Fetcher:
             finally:
                 self._getting.pop(id, None)
                 self._got_at = time.monotonic()
-            if self._whole is not None:
+            if self._whole is not None and not (elsewhere and pass_on):
                 self._whole.fetched(ref, number, data)
         except BaseException as exc:  # noqa: BLE001 - whoever waits gets it, whatever it is
             with self._lock:

@@ -518,6 +518,17 @@ def test_what_is_passed_on_to_its_owner_takes_no_memory_here_unless_it_is_read(s
     assert list(tiers.here) == [ids[1]]
 
 
+def test_a_node_that_passes_a_block_on_does_not_ask_the_store_for_the_checksum_of_the_whole(store):
+    others, tiers = Others(), Tiers()
+    others.partitioned = True
+    others.go_on.set()
+    whole = WholeObjects(tiers, tiers, lambda _: store)
+    fetcher = Fetcher(tiers, tiers, lambda _: store, 8, whole=whole, peers=others)
+    fetcher.fill(block_id(object_id(LARGE), 0), LARGE, 0, "d", stored=lambda kept: None, pass_on=True)
+    assert not whole._objects
+    fetcher.close()
+
+
 def test_what_the_disk_of_another_node_keeps_counts_as_kept_though_no_tier_here_has_room(store):
     others, kept = Others(), []
     others.partitioned = True
