@@ -248,10 +248,10 @@ def _got(reading: Reading) -> Iterator[Answer]:
         try:
             data = reading.data.result(_SIGN_EVERY_S)
         except Exception as exc:  # noqa: BLE001 - this block's answer
-            if reading.data.done():
+            if reading.data.done() and exc is reading.data.exception():
                 yield error_answer(exc)
                 return
-            yield Answer(Kind.WAIT)
+            yield Answer(Kind.WAIT)  # the block may have come just now
         else:
             yield Answer(Kind.OK, checksum_of(data), data)
             return

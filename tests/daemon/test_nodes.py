@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from datacache.core.errors import StoreUnavailableError
 from datacache.core.ids import ObjectRef, block_id, object_id
 from datacache.daemon import nodes as nodes_module
 from datacache.daemon.client import import_store_clients
-from datacache.daemon.fetcher import Fetcher
+from datacache.daemon.fetcher import Fetcher, Reading
 from datacache.daemon.nodes import NodeRequests, listen_to_nodes, serve_nodes
 from datacache.daemon.parts import OtherParts
 from datacache.exchange.auth import Identity
@@ -151,6 +151,18 @@ def test_a_slow_store_is_asked_once_and_holds_up_nothing_that_is_here(
         connection.close()
         assert [each.result() for each in waits] == [b"x" * 10] * 2
     assert len(lab.store.reads) == 2
+
+
+def test_a_block_that_comes_in_the_moment_of_a_sign_of_life_is_given() -> None:
+    class JustCome(Future):  # type: ignore[type-arg]
+        def result(self, timeout: float | None = None) -> object:
+            if self.done():
+                return super().result(timeout)
+            self.set_result(b"x")
+            raise TimeoutError
+
+    answers = list(nodes_module._got(Reading(JustCome(), lambda: None)))
+    assert [(answer.kind, answer.body) for answer in answers] == [(Kind.WAIT, b""), (Kind.OK, b"x")]
 
 
 @promise("An owner whose store does not answer is not blamed for it")
