@@ -76,7 +76,8 @@ class HandOver:
                 self._give_all()
         except Exception:
             if not self._stopping.is_set():
-                log.exception("blocks are not handed over")
+                log.exception("%d blocks are not handed over", self._left)
+                self._end(self._left + self._refused)
         self._tell_until(self._stopping)
 
     def _tell_until(self, end: threading.Event) -> None:
@@ -102,10 +103,13 @@ class HandOver:
                         return
                     if time.monotonic() - self._told_at > _TELL_EVERY_S:
                         self._report()
+        self._end(self._refused)
+
+    def _end(self, left: int) -> None:
         for connection in self._connections.values():
             connection.close()
-        log.info("this node has drained; %d blocks were taken by no other", self._refused)
-        self._peers.report(DRAINED, self._refused)
+        log.info("this node has drained; %d blocks were taken by no other", left)
+        self._peers.report(DRAINED, left)
 
     def _report(self) -> None:
         self._told_at = time.monotonic()
@@ -135,7 +139,7 @@ class HandOver:
             for owner, blocks in self._by_owner(held).items():
                 try:
                     self._give_to(owner, blocks)
-                except (OSError, DatacacheError) as exc:
+                except (OSError, ValueError, DatacacheError) as exc:
                     log.warning("the node %s takes no blocks now: %s", owner.id, exc)
                     gone = self._connections.pop(owner.address, None)
                     if gone is not None:

@@ -166,9 +166,9 @@ class NodeRequests:
 
     def call(self, op: bytes, body: memoryview) -> bytes:
         """Do what another node asks for besides blocks: all of it is about draining."""
+        if op in (b"lacks", b"keep") and self.peers.leaves:
+            raise DaemonError("this node drains, and takes nothing over")
         if op == b"lacks":
-            if self.peers.draining.is_set():
-                raise DaemonError("this node drains, and takes nothing over")
             return self._receiver.lacks(body)
         if op == b"keep":
             return self._receiver.keep(body)

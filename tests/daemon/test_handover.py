@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
 import struct
+from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import lmdb
 import pytest
 
-from datacache.core.errors import UsageError
+from datacache.cluster.members import DRAINED, DRAINING, Member, StaticMembers
+from datacache.cluster.peers import Peers
+from datacache.core.errors import DaemonError, UsageError
 from datacache.core.ids import BLOCK_BYTES, block_id, object_id
+from datacache.daemon import handover
 from datacache.daemon.fetcher import Fetcher
-from datacache.daemon.handover import Receiver
+from datacache.daemon.handover import HandOver, Receiver
+from datacache.daemon.nodes import NodeRequests
 from datacache.daemon.parts import OtherParts
+from datacache.exchange.auth import Identity, welcome
+from datacache.exchange.frames import Frame, Kind
+from datacache.exchange.server import Answer, FrameServer
 from datacache.exchange.wire import checksum_of
+from datacache.tiers.layout import Location, pack_location
 from datacache.tiers.parts import Part
-from tests.daemon.test_fetcher import LARGE, Store, Tiers, small
+from tests.daemon.test_fetcher import LARGE, Store, Tiers, small, until
 from tests.promises import promise
 
 DATA = b"0123456789"
@@ -62,6 +75,79 @@ def test_a_block_that_is_lacking_is_kept(receiver: Receiver, tiers: LackingTiers
     assert tiers.here[ID] == DATA
     tiers.keep = False
     assert json.loads(receiver.keep(body(item()))) == {"kept": [False]}
+
+
+class HeldTiers(LackingTiers):
+    """Some blocks that are to be handed over."""
+
+    tiers = (SimpleNamespace(name="ssd", folder=Path()),)
+    broken: Exception | None = None
+
+    def count_blocks(self, tier: str) -> int:
+        return len(self.here)
+
+    def entries(self, tier: str) -> Iterator[list[tuple[bytes, bytes]]]:
+        if self.broken is not None:
+            raise self.broken
+        place = pack_location(Location(1, 0, len(DATA), bytes(8)))
+        yield [(id, place) for id in self.here]
+
+    def datasets(self, tier: str, containers: Iterable[int]) -> dict[int, str]:
+        return dict.fromkeys(containers, "d")
+
+    def unchecked_ref(self, id: bytes) -> None:
+        return None
+
+
+@pytest.fixture
+def pair(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Peers, HeldTiers, list[bytes]]]:
+    """The node that drains, what it has, and what the other one, which answers all with nothing, is asked."""
+    monkeypatch.setattr(handover, "_TRY_AGAIN_S", 0.0)
+    asked: list[bytes] = []
+
+    def answer(frame: Frame) -> Generator[Answer, None, None]:
+        asked.append(frame.head)
+        yield Answer(Kind.OK, body=b"{}" if frame.head == b"state" else b"")
+
+    with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as listener:
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        members = (Member("leaves", "127.0.0.1:1", 1.0), Member("stays", address, 1.0))
+        me, other = (Identity("lab", member.id, b"0123456789abcdef") for member in members)
+        server = FrameServer(answer, most_bytes=2**20, welcome=lambda frames: welcome(frames, other))
+        server.listen(listener)
+        peers = Peers(StaticMembers("leaves", members), me, members[0].address, "", lambda _: "share")
+        tiers = HeldTiers()
+        tiers.here = {block_id(object_id(small(number)), 0): DATA for number in range(3)}
+        yield peers, tiers, asked
+        peers.close()
+        server.close()
+
+
+@pytest.mark.parametrize("fault", ["the disk fails", "a node answers nonsense"])
+def test_draining_ends_and_tells_what_is_left_whatever_goes_wrong(
+    fault: str, pair: tuple[Peers, HeldTiers, list[bytes]]
+) -> None:
+    peers, tiers, asked = pair
+    tiers.broken = lmdb.Error("Input/output error") if fault == "the disk fails" else None
+    hand_over = HandOver(peers, tiers, Fetcher(tiers, tiers, lambda _: Store(), 8))  # type: ignore[arg-type]
+    peers.drain("")
+    until(lambda: peers.members.view.members[0].state == DRAINED)
+    assert peers.members.view.members[0].left == 3
+    assert asked.count(b"lacks") == (0 if fault == "the disk fails" else 3)
+    hand_over.stop()
+
+
+def test_a_node_takes_nothing_over_once_it_leaves_whichever_of_its_processes_is_asked(tiers: LackingTiers) -> None:
+    members = StaticMembers("a", (Member("a", "127.0.0.1:1", 1.0), Member("b", "127.0.0.1:2", 1.0)))
+    me = Identity("lab", "a", b"0123456789abcdef")
+    peers = Peers(members, me, "127.0.0.1:1", "", lambda _: "share")
+    asked = NodeRequests(peers, Fetcher(tiers, tiers, lambda _: Store(), 8), OtherParts(Path(), Part()))  # type: ignore[arg-type]
+    assert asked.call(b"lacks", memoryview(ID)) == b"\1"
+    members.set_state(DRAINING)  # as another process of the node shows it
+    for op, sent in ((b"lacks", memoryview(ID)), (b"keep", body(item()))):
+        with pytest.raises(DaemonError, match="drains"):
+            asked.call(op, sent)
+    assert not tiers.here
 
 
 WRONG = {
