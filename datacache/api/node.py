@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from datacache.cluster.members import DRAINED
+from datacache.cluster.members import DRAINED, DRAINING
 from datacache.core.errors import CacheError, DaemonSilentError, SnapshotNotFoundError
 from datacache.daemon.client import DaemonClient
 from datacache.settings import Settings, load_settings
@@ -60,14 +60,16 @@ def drain_node(node: str = "", settings: Settings | None = None) -> dict[str, An
 
 
 def follow_drain(node: str, settings: Settings | None = None) -> Iterator[dict[str, Any]]:
-    """Yield the member again and again while it drains; the last one has drained, or is gone (`state` is '')."""
-    client = connect(settings)
+    """Yield the member again and again while it drains; the last one has drained, or is gone (`state` is ''), or was
+    started again and drains no more."""
+    client, drains = connect(settings), False
     while True:
         found = [member for member in client.cluster()["members"] if member["node"] == node]
         member = found[0] if found else {"node": node, "state": "", "left": 0}
         yield member
-        if member["state"] in ("", DRAINED):
+        if member["state"] in ("", DRAINED) or (drains and member["state"] != DRAINING):
             return
+        drains = drains or member["state"] == DRAINING  # the view may not say so yet
         time.sleep(_DRAIN_POLL_S)
 
 

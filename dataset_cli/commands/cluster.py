@@ -59,8 +59,8 @@ def drain(app: App, node: str, no_wait: bool) -> None:
         for answer in api.follow_drain(node, app.settings):
             most = max(most, answer["left"])
             bar.update(f"{count(answer['left'], 'block')} left", most - answer["left"], most)
-    if not answer["state"]:
-        raise CacheError(f"the node {node!r} left the cluster while it drained")
+    if answer["state"] != "drained":
+        raise CacheError(f"the node {node!r} {'was started again' if answer['state'] else 'left'} while it drained")
     app.out.result(
         {name: answer[name] for name in ("node", "state", "left")},
         f"node {node} has drained: it owns no blocks until its daemon is started again",

@@ -6,9 +6,12 @@ import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from datacache import api
+from datacache.api import node
 from tests.cli.conftest import Dsctl
 from tests.servers import Mongod, free_port
 
@@ -131,6 +134,22 @@ def test_others_learn_by_leases_that_a_node_drains(dsctl: Dsctl, homes: dict[str
         assert time.monotonic() < deadline, states()
         time.sleep(0.1)
     assert " s ago" in dsctl("cluster", "status", **nodes.b).out
+
+
+def test_a_drain_is_followed_until_the_node_has_drained_or_does_so_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    def seen(*states: str) -> list[str]:
+        told = ({"members": [{"node": "a", "state": state}] if state else []} for state in states)
+        monkeypatch.setattr(node, "connect", lambda _: SimpleNamespace(cluster=lambda: next(told)))
+        return [member["state"] for member in api.follow_drain("a")]
+
+    monkeypatch.setattr(node, "_DRAIN_POLL_S", 0)
+    for states in (
+        ["serving", "draining", "drained"],
+        ["draining", "serving"],
+        ["draining", "joining"],
+        ["draining", ""],
+    ):
+        assert seen(*states, "more") == states
 
 
 @pytest.mark.parametrize("what", ["status", "drain"])
