@@ -165,9 +165,10 @@ class Daemon:
         """Answer one frame."""
         if request.kind == Kind.BLOCKS:
             blocks = BlocksRequest.decode(request.body)
-            # Another part asks for another node.
-            of_a_node = blocks.mode.of_a_peer and self.nodes is not None
-            yield from self.nodes.blocks(blocks) if self.nodes and of_a_node else self._blocks(blocks)
+            if blocks.mode.of_a_peer and self.nodes is not None:  # another part asks for another node
+                yield from self.nodes.blocks(blocks)
+            else:
+                yield from self._blocks(blocks)
             return
         op = request.head.decode(errors="replace")
         if request.kind == Kind.CALL and op == "lookahead":
