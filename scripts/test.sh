@@ -12,12 +12,18 @@ fi
 
 scripts/install.sh test
 run() { printf '\033[1m== %s\033[0m\n' "$*"; ".venv/bin/$1" "${@:2}"; }
+# Types beside the rest: each takes a processor. Its output comes whole, after theirs.
+types=$(mktemp)
+run mypy >"$types" 2>&1 &
+mypy=$!
+trap 'rm -f "$types"; kill "$mypy" 2>/dev/null || true' EXIT
 run ruff format --check .
 run ruff check .
-run mypy
 run lint-imports --no-logo
 run python scripts/check_package.py
 NO_MKDOCS_2_WARNING=1 run mkdocs build --strict --quiet
+wait "$mypy" || { cat "$types"; exit 1; }
+cat "$types"
 
 # Run tests. A machine at work can be late by seconds, so up to three that fail are run once more with nothing beside
 # them. What passes then is named at the end: it wants mending all the same.
@@ -35,9 +41,10 @@ tests() {
   run pytest -q -p no:cacheprovider "${failed[@]}" || return 1
   late+=("${failed[@]}")
 }
-# Four at a time, as tests wait for servers and processes more than they compute; then those that want to be alone.
-tests -n 4 --dist worksteal -m "${fast}not alone" "$@"
+# First those that want to be alone, as one process then compiles all tests for the four that follow: tests wait for
+# servers and processes more than they compute.
 tests -m "${fast}alone" "$@"
+tests -n 4 --dist worksteal -m "${fast}not alone" "$@"
 for test in "${late[@]}"; do
   echo "failed once, and passed when nothing ran beside it: $test"
 done
