@@ -113,7 +113,7 @@ class FaultsByChance:
 
 def main() -> None:
     with benchmark(
-        __doc__, minutes=(30.0, 0.3), files=(1500, 1200), large=(4, 2), threads=2, seed=secrets.randbelow(10**6)
+        __doc__, minutes=(30.0, 0.1), files=(1500, 1200), large=(4, 2), threads=2, seed=secrets.randbelow(10**6)
     ) as (args, work):
         try:
             network = work.stack.enter_context(Network(3))

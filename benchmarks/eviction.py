@@ -26,7 +26,7 @@ from benchmarks.harness import OBJECT_BYTES, ResultTable, benchmark, make_files
 def main() -> None:
     with benchmark(
         __doc__,
-        files=(5000, 400),
+        files=(5000, 200),
         size=OBJECT_BYTES,
         share=0.5,
         epochs=(4, 2),

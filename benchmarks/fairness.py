@@ -13,6 +13,7 @@ processes; all of them read what the node does not have.
 
 from __future__ import annotations
 
+import argparse
 import json
 import statistics
 import threading
@@ -34,21 +35,22 @@ from datacache.settings import load_settings
 from datacache.tiers.local import LocalBlocks
 
 SMALL_BYTES, GREEDY_BYTES = 100_000, 4 * 2**20
-SMALL_FILES = 600
 PROCESSES = 4
 
 
 def main() -> None:
-    with benchmark(__doc__, readers=(200, 8), greedy_files=(250, 40), settle=(60.0, 1.0), no_room=False) as (
+    with benchmark(
+        __doc__, readers=(200, 8), small_files=(600, 200), greedy_files=(250, 40), settle=(60.0, 1.0), no_room=False
+    ) as (
         args,
         work,
     ):
         server = work.s3()
-        make_files(server.make_bucket("small"), SMALL_FILES, SMALL_BYTES)
+        make_files(server.make_bucket("small"), args.small_files, SMALL_BYTES)
         make_files(server.make_bucket("greedy"), args.greedy_files, GREEDY_BYTES)
-        _time_and_memory(work, server.env(), args.readers, args.settle)
+        _time_and_memory(work, server.env(), args)
         if not args.no_room:
-            _room(work, server.env())
+            _room(work, server.env(), args.small_files)
 
 
 def _home(work: Workspace, name: str, env: Mapping[str, str], **settings: object) -> Home:
@@ -59,11 +61,11 @@ def _home(work: Workspace, name: str, env: Mapping[str, str], **settings: object
     return home
 
 
-def _time_and_memory(work: Workspace, env: Mapping[str, str], count: int, settle_s: float) -> None:
+def _time_and_memory(work: Workspace, env: Mapping[str, str], args: argparse.Namespace) -> None:
+    count, settle_s, half = args.readers, args.settle, args.small_files // 2
     # So small that nearly all is a miss, for both.
     home = _home(work, "time", env, ssd_bytes="40MB", ram_bytes="20MB")
     pid = json.loads(home.dsctl("daemon", "status", "--json"))["pid"]
-    half = SMALL_FILES // 2
     with home.environment(), api.open_snapshot("small") as snapshot:
         paths, bare = sorted(snapshot.paths()), bare_store("small", env)
         _times(snapshot.read, paths[:20])  # libraries are imported, connections made
@@ -105,8 +107,8 @@ def _time_and_memory(work: Workspace, env: Mapping[str, str], count: int, settle
     table.print()
 
 
-def _room(work: Workspace, env: Mapping[str, str]) -> None:
-    cache_bytes = 150_000_000  # the small one has 60 MB, the greedy one more than the cache
+def _room(work: Workspace, env: Mapping[str, str], small_files: int) -> None:
+    cache_bytes = small_files * SMALL_BYTES * 5 // 2  # the greedy one has more
     settings = {"ssd_bytes": cache_bytes, "ram_bytes": "20MB", "shares": "small=50,greedy=50", "eviction": "keep"}
     home = _home(work, "room", env, **settings)
     title = "Room: a small data set beside a greedy one, shares 50:50"

@@ -72,7 +72,7 @@ def main() -> None:
     with benchmark(
         __doc__,
         {"server": ("rclone", "ceph"), "peers": list(NAMES)},
-        files=(10_000, 40),
+        files=(10_000, 20),
         workers=([0, 2], [0]),
         batch=(64, 16),
         concurrency=64,

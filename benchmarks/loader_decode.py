@@ -33,7 +33,7 @@ BARE = "bare"
 
 
 def main() -> None:
-    with benchmark(__doc__, files=(4000, 40), size=224, workers=2, batch=(64, 16), rounds=(5, 1)) as (args, work):
+    with benchmark(__doc__, files=(4000, 20), size=224, workers=2, batch=(64, 16), rounds=(5, 1)) as (args, work):
         images = make_images(work.folder("images"), "photographs", args.files)
         pixels, count = pixels_digest(images.folder, args.size), images.count
 

@@ -57,7 +57,7 @@ def main() -> None:
         workers=([0, 2], [2]),
         batch=(64, 16),
         rounds=(7, 1),
-        only=[],
+        only=([], ["packed"]),
     ) as (args, work):
         missing: dict[str, str] = {}
         for kind in args.kinds:

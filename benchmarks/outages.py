@@ -5,8 +5,8 @@ The store is `rclone serve s3` on the same machine with the files in the page ca
 1. *Disk.* Two processes and a mount read files of 100 KB, first with nothing in the cache, then from its disk, then
    while every read and write of that disk fails (a loop device over a file of a FUSE server that answers EIO). The RAM
    tier has room for a tenth of them.
-2. *Silence.* The daemon is stopped (SIGSTOP) while eight processes read files that the cache has not, one each 20 ms:
-   how long the first read of each waits, and the others, beside the same by bare obstore (`--seconds`: how long).
+2. *Silence.* The daemon is stopped (SIGSTOP) while `--readers` processes read files that the cache has not, one each
+   20 ms: how long the first read of each waits, and the others, beside bare obstore (`--seconds`: how long).
 """
 
 from __future__ import annotations
@@ -26,19 +26,18 @@ from datacache.tiers.layout import cache_dir
 from tests.failing_disk import failing_disk
 
 FILE_BYTES = 100_000
-SILENT_READERS = 8
 PAUSE_S = 0.02
 
 
 def main() -> None:
-    with benchmark(__doc__, files=(4000, 400), seconds=(58.0, 6.0)) as (args, work):
+    with benchmark(__doc__, files=(4000, 100), readers=(8, 2), seconds=(58.0, 6.0)) as (args, work):
         server = work.s3()
         make_files(server.make_bucket("images"), args.files, FILE_BYTES)
         try:
             _disk(work, server.env(), args.files)
         except pytest.skip.Exception as exc:
             print(f"no disk can be made to fail here: {exc}")
-        _silence(work, server.env(), args.seconds)
+        _silence(work, server.env(), args.readers, args.seconds)
 
 
 # --- the disk ---
@@ -83,14 +82,14 @@ def _rate(home: Home, ways: Sequence[str]) -> float:
 # --- the daemon ---
 
 
-def _silence(workspace: Workspace, env: dict[str, str], seconds: float) -> None:
+def _silence(workspace: Workspace, env: dict[str, str], readers: int, seconds: float) -> None:
     home = workspace.home("silence", env, prefetch=0)
     home.snapshot("images", "s3://images")
     home.dsctl("daemon", "start")
     pid = _daemon(home)
     took: dict[str, list[list[float]]] = {"bare": [], "api": []}
     for way in ("bare", "api", "bare"):
-        with Readers(home, "images", [way] * SILENT_READERS, pause_s=PAUSE_S) as running:
+        with Readers(home, "images", [way] * readers, pause_s=PAUSE_S) as running:
             if way == "api":
                 os.kill(pid, signal.SIGSTOP)
             try:
@@ -102,9 +101,7 @@ def _silence(workspace: Workspace, env: dict[str, str], seconds: float) -> None:
     home.close()
     bare, ours = ([each[0] for each in took[way]] for way in ("bare", "api"))
     bare_others, ours_others = ([one for each in took[way] for one in each[1:]] for way in ("bare", "api"))
-    table = ResultTable(
-        f"{SILENT_READERS} readers, the daemon stopped for {seconds:.0f} s", "ms", "bare obstore", "ours"
-    )
+    table = ResultTable(f"{readers} readers, the daemon stopped for {seconds:.0f} s", "ms", "bare obstore", "ours")
     for text, of, one, two in (
         ("first read, longest", max, bare, ours),
         ("others, median", statistics.median, bare_others, ours_others),

@@ -11,6 +11,7 @@ if [ "${1:-}" = --fast ]; then
 fi
 
 scripts/install.sh test
+unset PYTHONDONTWRITEBYTECODE  # what many processes import is compiled once
 run() { printf '\033[1m== %s\033[0m\n' "$*"; ".venv/bin/$1" "${@:2}"; }
 # Types beside the rest: each takes a processor. Its output comes whole, after theirs.
 types=$(mktemp)
