@@ -291,7 +291,7 @@ def test_labels_of_the_image_are_cleaned_and_each_is_there_once() -> None:
     ]
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(st.text())
 def test_a_clean_label_is_one_line_and_stays_clean(label: str) -> None:
     clean = clean_label(label)
@@ -319,7 +319,7 @@ any_header = st.one_of(
 )
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=600, deadline=None)
 @given(st.lists(any_box, max_size=6), any_header, st.integers(-1, 700), st.integers(-1, 700), st.booleans())
 def test_every_box_comes_out_inside_the_image_or_is_in_a_problem(
     found: list[tuple[str, tuple[float, ...]]], header: ImageHeader | None, width: int, height: int, sized: bool

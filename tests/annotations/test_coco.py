@@ -426,7 +426,7 @@ contents = st.fixed_dictionaries(
 
 
 @given(contents)
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=250, deadline=None)
 def test_no_content_raises_and_no_object_is_lost_without_a_problem(content):
     data = json.dumps(content).encode()
     if not isinstance(content["images"], list):
@@ -453,7 +453,7 @@ VALID = b"".join(coco.write([Annotation("a.jpg", 9, 9, (Box("a", 1, 1, 2, 2), Bo
 
 
 @given(st.integers(0, len(VALID)), st.integers(0, 30), st.binary(max_size=8))
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=250, deadline=None)
 def test_no_damaged_file_raises_anything_else(at, length, bytes_there):
     data = VALID[:at] + bytes_there + VALID[at + length :]
     with suppress(AnnotationError):

@@ -330,7 +330,7 @@ def reads_or_refuses(data: bytes) -> None:
     assert header.format.upper() in FORMATS
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=600, deadline=None)
 @given(
     st.sampled_from(SEEDS),
     st.lists(st.tuples(st.integers(0, 400), st.binary(max_size=4), st.integers(0, 6)), max_size=4),
@@ -342,7 +342,7 @@ def test_damaged_images_are_read_or_refused(seed: bytes, damages: list[tuple[int
     reads_or_refuses(bytes(data))
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(
     st.sampled_from(
         [

@@ -158,7 +158,7 @@ def annotations(draw):
 
 
 @given(annotations())
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=300, deadline=None)
 def test_what_is_written_is_read_again_within_a_pixel_and_inside_the_image(annotation):
     line, _ = keras_yolo.write_line(annotation, IDS)
     found = keras_yolo.parse(line, "f", CLASSES)
@@ -194,7 +194,7 @@ files = st.one_of(
 
 
 @given(files)
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=400, deadline=None)
 def test_no_file_raises_and_nothing_in_it_is_lost_without_a_problem(data):
     found = keras_yolo.parse(data, "f", CLASSES)
     problems = [*found.problems, *(problem for _, problems in found.images for problem in problems)]

@@ -128,7 +128,7 @@ paths = st.builds(lambda folders, name: "/".join([*folders, name]), st.lists(par
 
 
 @given(st.lists(paths, unique=True, min_size=1, max_size=12))
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=250, deadline=None)
 def test_both_directions_agree(paths):
     pairs = pairing(paths)
     by_image = {}

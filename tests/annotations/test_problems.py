@@ -27,7 +27,10 @@ def test_the_document_explains_every_problem_and_no_other() -> None:
 
 def test_every_problem_is_named_by_a_test() -> None:
     files = [file for file in (ROOT / "tests").rglob("*.py") if file != Path(__file__)]
-    trees = [ast.walk(ast.parse(file.read_text(encoding="utf-8"))) for file in files]
+    sources = [
+        text for text in (file.read_text(encoding="utf-8") for file in files) if re.search("|".join(PROBLEMS), text)
+    ]
+    trees = [ast.walk(ast.parse(text)) for text in sources]
     texts = {node.value for tree in trees for node in tree if isinstance(node, ast.Constant)}
     words = {word for text in texts if isinstance(text, str) for word in text.split()}
     assert {*PROBLEMS} - words == set()

@@ -183,7 +183,7 @@ def annotations(draw):
 
 
 @given(annotations())
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=300, deadline=None)
 def test_what_is_written_is_read_again_within_the_rounding(annotation):
     width, height = annotation.width, annotation.height
     data = yolo.write(annotation, {"mask": 0, "no_mask": 1})
@@ -216,7 +216,7 @@ label_files = st.one_of(st.binary(max_size=80), st.lists(lines, max_size=6).map(
 
 
 @given(label_files, st.booleans())
-@settings(max_examples=1200, deadline=None)
+@settings(max_examples=500, deadline=None)
 def test_no_label_file_raises_and_no_line_is_lost_without_a_problem(data, pose):
     draft, problems = yolo.parse(data, "f", width=640, height=480, classes=CLASSES, pose=pose)
     lines = data.removeprefix(b"\xef\xbb\xbf").splitlines()
@@ -256,7 +256,7 @@ odd_labels = st.one_of(
 
 
 @given(st.lists(odd_labels.map(clean_label).filter(bool), max_size=5, unique=True))
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=300, deadline=None)
 def test_any_label_survives_data_yaml(names):
     data = yolo.data_yaml({"train": "images"}, names)
     assert read_data_yaml(data, "d").classes == tuple(names)
