@@ -12,10 +12,11 @@ fi
 
 scripts/install.sh test
 unset PYTHONDONTWRITEBYTECODE  # what many processes import is compiled once
-run() { printf '\033[1m== %s\033[0m\n' "$*"; ".venv/bin/$1" "${@:2}"; }
+say() { printf '\033[1m== %s\033[0m\n' "$*"; }
+run() { say "$@"; ".venv/bin/$1" "${@:2}"; }
 # Types beside the rest: each takes a processor. Its output comes whole, after theirs.
 types=$(mktemp)
-run mypy >"$types" 2>&1 &
+.venv/bin/mypy >"$types" 2>&1 &
 mypy=$!
 trap 'rm -f "$types"; kill "$mypy" 2>/dev/null || true' EXIT
 run ruff format --check .
@@ -23,6 +24,7 @@ run ruff check .
 run lint-imports --no-logo
 run python scripts/check_package.py
 NO_MKDOCS_2_WARNING=1 run mkdocs build --strict --quiet
+say mypy
 wait "$mypy" || { cat "$types"; exit 1; }
 cat "$types"
 
