@@ -332,22 +332,30 @@ def test_what_a_published_order_reads_soon_is_in_the_page_cache_and_other_blocks
             os.close(fd)
 
     size = BLOCK_BYTES + 1000
-    soon = [make_block(7, min(BLOCK_BYTES, size - n * BLOCK_BYTES), object_bytes=size, number=n) for n in (0, 1)]
-    later = [make_block(8, BLOCK_BYTES, object_bytes=size), make_block(2), make_block(4)]
-    soon = [dataclasses.replace(block, soon=True) for block in (*soon, make_block(1), make_block(3))]
     with open_tiers(on_ssd) as writer:
-        for block in (later[1], soon[2], later[2], soon[3], *soon[:2], later[0]):  # most into one region
-            assert put(writer, block) == [True]
-        if writer.tiers[1]._bounce.refused:
-            pytest.skip("this file system does no direct writes")
-        try:
-            assert all(map(cached, soon))
-            assert not any(map(cached, later))
-        except OSError as exc:
-            if exc.errno != errno.EOPNOTSUPP:
-                raise
-            pytest.skip("this file system does not tell what is in the page cache")
-        assert all(read(on_ssd, block) == block.data for block in (*soon, *later))
+        # Again where soon ones are gone: benchmarks of the suite, at work beside this, drop the machine's page cache.
+        for first in range(10, 60, 10):
+            halves = [(first + 7, BLOCK_BYTES, 0), (first + 7, 1000, 1), (first + 8, BLOCK_BYTES, 0)]
+            parts = [make_block(seed, length, object_bytes=size, number=n) for seed, length, n in halves]
+            later = [parts[2], make_block(first + 2), make_block(first + 4)]
+            soon = [*parts[:2], make_block(first + 1), make_block(first + 3)]
+            soon = [dataclasses.replace(block, soon=True) for block in soon]
+            for block in (later[1], soon[2], later[2], soon[3], *soon[:2], later[0]):  # most into one region
+                assert put(writer, block) == [True]
+            if writer.tiers[1]._bounce.refused:
+                pytest.skip("this file system does no direct writes")
+            try:
+                assert not any(map(cached, later))
+                all_cached = all(map(cached, soon))
+            except OSError as exc:
+                if exc.errno != errno.EOPNOTSUPP:
+                    raise
+                pytest.skip("this file system does not tell what is in the page cache")
+            assert all(read(on_ssd, block) == block.data for block in (*soon, *later))
+            if all_cached:
+                break
+        else:
+            pytest.fail("what is read soon is not in the page cache")
 
 
 def test_a_short_direct_write_goes_on_at_a_whole_disk_block_and_a_full_disk_says_so(tmp_path, monkeypatch):
