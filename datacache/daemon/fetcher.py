@@ -229,10 +229,11 @@ class Fetcher:
                 return Reading(done, lambda: None)
         if ref.size_bytes > BLOCK_BYTES and not (self._refused or hops < _HOPS[Kind.READ]):
             self._read_ahead(ref, obj, number, dataset, asked)
-        flight = self._flight(id, for_reader=True, hold=True, hops=hops)[0]
-        if flight.waits_for > hops:
-            self._release_flight(flight)
-            return None
+        with self._lock:
+            under_way = self._flights.get(id)
+            if under_way is not None and under_way.waits_for > hops:
+                return None
+            flight, _ = self._flight_locked(id, for_reader=True, hold=True, hops=hops)
         wanted = _Wanted(id, ref, number, dataset, False, asked)
         turn = None
         if here and flight.turn is None:
@@ -255,7 +256,8 @@ class Fetcher:
         for later in range(number + 1, min(number + 1 + _READ_AHEAD_BLOCKS, block_count(ref.size_bytes))):
             id = block_id(obj, later)
             if id not in self._flights and not self.local.has(id):
-                flight = self._flight(id, for_reader=True)[0]
+                with self._lock:
+                    flight, _ = self._flight_locked(id, for_reader=True)
                 self._queue(Kind.AHEAD, flight, _Wanted(id, ref, later, dataset, True, asked))
 
     def _note_wait(self, asked: float) -> None:
@@ -302,7 +304,8 @@ class Fetcher:
         length = block_length(ref.size_bytes, number)
         # The turn first: a reader that joins a flight must not wait for another warm-up's bytes.
         turn = self.turns.wait(Kind.FILL, self._flow_of(dataset), length)
-        flight, begun = self._flight(id, stored)
+        with self._lock:
+            flight, begun = self._flight_locked(id, stored)
         if begun:
             now = time.monotonic()
             self._get(flight, _Wanted(id, ref, number, dataset, True, now, lane, looked, pass_on, soon), turn)
@@ -333,7 +336,7 @@ class Fetcher:
         begun = list(self._getting.values())
         return time.monotonic() - max(self._got_at, min(begun)) if begun else 0.0
 
-    def _flight(
+    def _flight_locked(
         self,
         id: BlockId,
         stored: Stored | None = None,
@@ -343,19 +346,18 @@ class Fetcher:
         hops: int = _HOPS[Kind.READ],
     ) -> tuple[_Flight, bool]:
         """Return the flight of a block, and whether the caller has just begun it and must see to it."""
-        with self._lock:
-            flight = self._flights.get(id)
-            begun = flight is None
-            if flight is None:
-                flight = self._flights[id] = _Flight()
-            else:
-                self.stats.shared += 1
-            if stored is not None:
-                flight.stored.append(stored)
-            flight.for_reader |= for_reader
-            flight.holds += hold
-            flight.hops = min(flight.hops, hops)
-            return flight, begun
+        flight = self._flights.get(id)
+        begun = flight is None
+        if flight is None:
+            flight = self._flights[id] = _Flight()
+        else:
+            self.stats.shared += 1
+        if stored is not None:
+            flight.stored.append(stored)
+        flight.for_reader |= for_reader
+        flight.holds += hold
+        flight.hops = min(flight.hops, hops)
+        return flight, begun
 
     def _queue(self, kind: Kind, flight: _Flight, wanted: _Wanted) -> None:
         """Have a flight fetched, unless it is under way, or queued as something as urgent. A block that was queued to

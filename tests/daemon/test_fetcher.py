@@ -552,10 +552,11 @@ def test_what_the_disk_of_another_node_keeps_counts_as_kept_though_no_tier_here_
         ("a node that another one asks in place of the owner", "on disk"),
         ("a reader's node, which the owner gives it", "in RAM"),
         ("a reader's node, which gets it from the store as the owner is away", "in RAM"),
+        ("a reader's node, which the owner gives it, and says busy to another one", "in RAM"),
     ],
 )
 def test_whose_disk_keeps_a_block_of_a_data_set_that_is_parted(store, case, kept):
-    others, tiers, blocks = Others(), Tiers(), []
+    others, tiers, blocks, refused = Others(), Tiers(), [], []
     others.partitioned = True
     others.go_on.set()
     tiers.put = lambda block, stored: (blocks.append(block), stored(True))
@@ -567,6 +568,14 @@ def test_whose_disk_keeps_a_block_of_a_data_set_that_is_parted(store, case, kept
     if "away" in case:
         others.get = lambda *_: None
     fetcher = Fetcher(tiers, tiers, lambda _: store, 8, peers=others)
+    if "busy" in case:
+        give = others.get
+
+        def get(*asked):
+            refused.append(fetcher.read_for_node(small(0), 0, "d"))
+            return give(*asked)
+
+        others.get = get
     if "in place of" in case:
         reading = fetcher.read_for_node(small(0), 0, "d")
         reading.data.result(30)
@@ -574,6 +583,7 @@ def test_whose_disk_keeps_a_block_of_a_data_set_that_is_parted(store, case, kept
     else:
         read(fetcher, small(0), 0, "d").result(30)
     [block] = blocks
+    assert refused in ([], [None])
     assert ("in RAM" if block.in_ram_only else "on disk") == kept
 
 
