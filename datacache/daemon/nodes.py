@@ -139,7 +139,7 @@ class NodeRequests:
 
     def blocks(self, request: BlocksRequest) -> Iterator[Answer]:
         """Answer a request of another node for blocks."""
-        begun: dict[int, Reading] = {}
+        begun: dict[int, Reading | None] = {}
         others: dict[int, list[int]] = {}
         leaves = self.peers.leaves
         with contextlib.ExitStack() as connected:
@@ -158,7 +158,7 @@ class NodeRequests:
                         of_part, nth = asked[at]
                         yield from of_part.got(nth)
                     else:
-                        yield from _got(begun[at])
+                        yield from self._got(at, request, begun)
                         self._end(begun.pop(at))
             finally:
                 for reading in begun.values():
@@ -187,7 +187,7 @@ class NodeRequests:
         self,
         at: int,
         request: BlocksRequest,
-        begun: dict[int, Reading],
+        begun: dict[int, Reading | None],
         others: dict[int, list[int]],
         *,
         leaves: bool,
@@ -208,7 +208,7 @@ class NodeRequests:
             return Kind.BUSY
         if not self._room.acquire(blocking=False):
             return Kind.BUSY
-        reading = self.fetcher.read_for_node(ref, number, request.dataset, zone=request.mode is Mode.ZONE)
+        reading = self._read(at, request)
         if reading is None:
             self._room.release()
             return Kind.BUSY
@@ -233,25 +233,40 @@ class NodeRequests:
                     came[at], asked[at] = Kind.WAIT, (of_part, nth)
         return asked
 
-    def _end(self, reading: Reading) -> None:
-        reading.close()
+    def _read(self, at: int, request: BlocksRequest) -> Reading | None:
+        ref, number = request.blocks[at]
+        return self.fetcher.read_for_node(ref, number, request.dataset, zone=request.mode is Mode.ZONE)
+
+    def _got(self, at: int, request: BlocksRequest, begun: dict[int, Reading | None]) -> Iterator[Answer]:
+        """Yield signs of life until a block has come, then the block or the error. Meanwhile blocks behind it give way,
+        for which others wait in turn; None in `begun`, they are read again."""
+        reading = begun[at] = begun[at] or self._read(at, request)
+        while reading is not None:
+            try:
+                data = reading.data.result(_SIGN_EVERY_S)
+            except Exception as exc:  # noqa: BLE001 - this block's answer
+                if reading.data.done() and exc is reading.data.exception():
+                    yield error_answer(exc)
+                    return
+                for later, other in begun.items():
+                    if later > at and other is not None and self.fetcher.turns.crowded(_turn_kind(request)):
+                        other.close()
+                        begun[later] = None
+                yield Answer(Kind.WAIT)  # the block may have come just now
+            else:
+                yield Answer(Kind.OK, checksum_of(data), data)
+                return
+        yield error_answer(DaemonError("this node is busy"))  # it waits for another node itself by now
+
+    def _end(self, reading: Reading | None) -> None:
+        if reading is not None:
+            reading.close()
         self._room.release()
+
+
+def _turn_kind(request: BlocksRequest) -> TurnKind:
+    return TurnKind.ZONE if request.mode is Mode.ZONE else TurnKind.NODE
 
 
 def _kind(found: memoryview | Kind) -> Kind:
     return found if isinstance(found, Kind) else Kind.OK
-
-
-def _got(reading: Reading) -> Iterator[Answer]:
-    """Yield signs of life until a block has come, then the block or the error."""
-    while True:
-        try:
-            data = reading.data.result(_SIGN_EVERY_S)
-        except Exception as exc:  # noqa: BLE001 - this block's answer
-            if reading.data.done() and exc is reading.data.exception():
-                yield error_answer(exc)
-                return
-            yield Answer(Kind.WAIT)  # the block may have come just now
-        else:
-            yield Answer(Kind.OK, checksum_of(data), data)
-            return
