@@ -51,9 +51,10 @@ class Pulse:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop beating and let go of the file."""
+        """Stop beating and let go of the file, if `start` was called."""
         self._stopping.set()
-        self._thread.join(SILENT_S)
+        if self._thread.ident is not None:
+            self._thread.join(SILENT_S)
 
     def _run(self) -> None:
         try:

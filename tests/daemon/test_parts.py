@@ -132,6 +132,7 @@ def test_the_number_of_processes_changes_and_nothing_is_fetched_again(bucket, ho
         state = client.cache_status()
         assert state["tiers"][1]["budget_bytes"] == pytest.approx(settings.ssd_bytes, abs=count)
     assert not paths.parts_path(settings.home).exists()
+    assert "Traceback" not in paths.log_path(settings.home).read_text()  # parts came to an orderly end
 
 
 def pids_of_parts(client: DaemonClient) -> list[int]:
