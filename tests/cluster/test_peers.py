@@ -486,6 +486,31 @@ def test_the_owner_in_a_zone_asks_those_of_other_zones_that_come_before_it() -> 
     assert len(crossing) == len(ids)  # the owner of one of the two zones
 
 
+def test_an_owner_among_all_zones_that_came_lately_asks_the_next_of_another_zone(nodes: Nodes) -> None:
+    asked: list[str] = []
+
+    def add() -> None:
+        def lack(frames: FrameSocket, request: Frame) -> None:
+            asked.append(name)
+            frames.send(Kind.ABSENT, request.number)
+
+        name = nodes.add(lack).id
+
+    for _ in range(5):
+        add()
+    zones = ["west"] * 5 + ["east"]
+    nodes.members = [replace(member, zone=zone) for member, zone in zip(nodes.members, zones, strict=True)]
+    peers, [*_, east] = nodes.peers(), nodes.members
+
+    def ranks(number: int) -> list[str]:
+        return [member.id for member in peers._placed().ranked_across(bytes([number] * 20), 2)]
+
+    id = BlockId(bytes([next(number for number in range(256) if ranks(number) == ["me", east.id])] * 20))
+    assert peers.get_earlier(id, REF, 0, "d") is None
+    assert asked[-1] == east.id
+    assert east.id not in asked[:-1]
+
+
 def test_no_node_is_asked_for_a_data_set_that_stays_off_the_cluster(nodes: Nodes) -> None:
     nodes.add(honest)
     members = StaticMembers("me", tuple(nodes.members))
