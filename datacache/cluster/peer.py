@@ -332,8 +332,8 @@ class _LivelyDeadline(Deadline):
         self.pace.begin()
 
     def go_on(self) -> None:
-        """Wait for the next sign of life. Who sends them without a pause is never waited for, and comes to an end all
-        the same."""
+        """Wait for the next sign of life. A node that sends them without a pause is never waited for, and comes to
+        an end all the same."""
         now = self._before_end()
         self.begin(min(self._end_at, now + MOST_S), self._end_at)
 

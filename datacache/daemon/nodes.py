@@ -32,7 +32,7 @@ from datacache.tiers.parts import part_of
 _MOST_REQUEST_BYTES = 2 * BLOCK_BYTES
 """Of the blocks that another node hands over in one frame."""
 _MOST_UNDER_WAY = 512
-"""Blocks that other nodes wait for at a time. Who asks for more is told to ask somebody else."""
+"""Blocks that other nodes wait for at a time. A node that asks for more is told to ask another one."""
 _SIGN_EVERY_S = 0.25
 """How often a node that waits for a block hears that it is being got: four times before it gives this one up."""
 _PART_SILENT_S = 0.75
@@ -201,7 +201,7 @@ class NodeRequests:
             return here
         if request.mode is Mode.HAVE:
             return Kind.ABSENT
-        if leaves:  # who asks has not heard of it yet
+        if leaves:  # the node that asks has not heard of it yet
             return Kind.BUSY
         if not self._parts.part.has(obj):
             others.setdefault(part_of(obj, self._parts.part.of), []).append(at)

@@ -134,8 +134,8 @@ class PartProcesses:
         self.hangs = hangs
 
     def show_members(self) -> None:
-        """Show the processes who is in the cluster now, or as soon as the disk takes it: until then they go on with the
-        last view. Any thread."""
+        """Show the processes the members of the cluster, or do so as soon as the disk takes it: until then they go on
+        with the last view. Any thread."""
         if self._members is None:
             return
         with self._showing:
