@@ -107,7 +107,13 @@ class PartProcesses:
         end = time.monotonic() + _START_S
         for each in self._processes:
             while not self._answers(each):
-                if each.running is None or each.running.poll() is not None or time.monotonic() > end:
+                code = each.running.poll() if each.running is not None else None
+                if (
+                    code is not None and code < 0 and time.monotonic() < end
+                ):  # killed, for want of memory perhaps: that is chance
+                    log.warning("the process of part %d ended (%d)", each.part.number, code)
+                    self._start(each)
+                elif code is not None or time.monotonic() > end:
                     raise CacheError(
                         f"the process of part {each.part.number} does not start",
                         hint=f"See {paths.log_path(self._home)}",

@@ -35,6 +35,7 @@ from datacache.settings import Settings
 from datacache.store.credentials import told_variables
 from datacache.tiers.index import Index
 from datacache.tiers.parts import part_of
+from datacache.tiers.recovery import open_tiers
 from datacache.torch import SnapshotDataset
 from tests.promises import promise
 from tests.servers import RcloneS3
@@ -314,6 +315,20 @@ def test_a_part_that_cannot_be_started_again_is_tried_later(home: Path, monkeypa
     monkeypatch.setattr(sys, "executable", "/not there")
     parts.look()
     assert "is started later" in caplog.text
+
+
+@promise("The number of processes can be changed, and nothing is fetched again")
+def test_a_part_that_is_killed_while_the_daemon_starts_is_started_again(home: Path, monkeypatch, tmp_path) -> None:
+    killed, program, settings = tmp_path / "killed", tmp_path / "program", load_settings()
+    program.write_text(f'#!/bin/sh\n[ -e {killed} ] || {{ : >{killed}; kill -9 $$; }}\nexec {sys.executable} "$@"\n')
+    program.chmod(0o700)
+    paths.parts_path(home).parent.mkdir(parents=True)
+    with open_tiers(settings) as writer:
+        parts = PartProcesses(settings, writer.divide(2), (), None)
+        monkeypatch.setattr(sys, "executable", str(program))
+        parts.start()
+        assert killed.exists()
+        parts.stop()
 
 
 def test_a_mount_and_a_data_loader_read_from_all_parts(bucket, home, monkeypatch, tmp_path) -> None:
