@@ -169,7 +169,7 @@ def test_what_other_nodes_wait_for_has_room_of_its_own() -> None:
     assert [turn.kind for turn in log] == [Kind.READ, Kind.READ, Kind.NODE, Kind.NODE]
 
 
-@promise("Who takes nothing of an answer keeps no other reader waiting")
+@promise("A reader that takes nothing of an answer keeps no other one waiting")
 def test_turns_are_crowded_while_they_wait_for_nothing_but_the_room_that_others_have() -> None:
     turns, log = turns_of(3, read_blocks=2), Log()
     turns.queue(log.turn("a"))

@@ -125,7 +125,7 @@ def test_nodes_with_the_key_are_let_in_and_know_each_other(address: tuple[str, i
     assert names == ["a"]
 
 
-@promise("Who has not got the cluster's key gets nothing from a node, and gives it nothing")
+@promise("Without the cluster's key one gets nothing from a node, and gives it nothing")
 @pytest.mark.parametrize("me", [STRANGER, replace(STRANGER, key=b""), replace(A, cluster="other")])
 def test_a_caller_without_the_key_or_of_another_cluster_is_refused(
     address: tuple[str, int], raw: socket.socket, cache: Cache, me: Identity
@@ -145,7 +145,7 @@ def test_a_caller_without_the_key_or_of_another_cluster_is_refused(
     assert cache.asked == 0
 
 
-@promise("Who has not got the cluster's key gets nothing from a node, and gives it nothing")
+@promise("Without the cluster's key one gets nothing from a node, and gives it nothing")
 def test_a_server_without_the_key_is_hung_up_on_before_it_is_asked_for_anything() -> None:
     heard: list[Frame] = []
 
@@ -180,7 +180,7 @@ class Recorded(socket.socket):
         return answer
 
 
-@promise("Who has not got the cluster's key gets nothing from a node, and gives it nothing")
+@promise("Without the cluster's key one gets nothing from a node, and gives it nothing")
 def test_a_recorded_handshake_opens_nothing_in_either_role(
     address: tuple[str, int], raw: socket.socket, cache: Cache
 ) -> None:
@@ -200,7 +200,7 @@ def test_a_recorded_handshake_opens_nothing_in_either_role(
         ask(connection, A)
 
 
-@promise("Who has not got the cluster's key gets nothing from a node, and gives it nothing")
+@promise("Without the cluster's key one gets nothing from a node, and gives it nothing")
 def test_a_proof_is_worth_nothing_in_the_hands_of_who_asked_for_it(
     address: tuple[str, int], raw: socket.socket, cache: Cache
 ) -> None:
@@ -211,7 +211,7 @@ def test_a_proof_is_worth_nothing_in_the_hands_of_who_asked_for_it(
     assert cache.asked == 0
 
 
-@promise("Who has not got the cluster's key gets nothing from a node, and gives it nothing")
+@promise("Without the cluster's key one gets nothing from a node, and gives it nothing")
 def test_who_has_a_nodes_former_address_cannot_pass_an_introduction_on_to_another_node(
     address: tuple[str, int],
 ) -> None:

@@ -218,7 +218,7 @@ def test_a_reader_that_takes_its_answer_byte_by_byte_lets_go_of_it(monkeypatch, 
         assert raw.recv(1) or answers.ended.wait(30)
 
 
-@promise("Who takes nothing of an answer keeps no other reader waiting")
+@promise("A reader that takes nothing of an answer keeps no other one waiting")
 def test_a_reader_that_takes_nothing_lets_go_at_once_while_others_wait_for_room(monkeypatch, tmp_path, answers):
     monkeypatch.setattr(server_module, "_TAKEN_IN_S", 600.0)
     crowded = threading.Event()
