@@ -153,7 +153,7 @@ def test_a_slow_store_is_asked_once_and_holds_up_nothing_that_is_here(
     assert len(lab.store.reads) == 2
 
 
-def test_a_block_that_comes_in_the_moment_of_a_sign_of_life_is_given() -> None:
+def test_a_block_that_comes_in_the_moment_of_a_sign_of_life_is_given(lab: Lab) -> None:
     class JustCome(Future):  # type: ignore[type-arg]
         def result(self, timeout: float | None = None) -> object:
             if self.done():
@@ -161,7 +161,9 @@ def test_a_block_that_comes_in_the_moment_of_a_sign_of_life_is_given() -> None:
             self.set_result(b"x")
             raise TimeoutError
 
-    answers = list(nodes_module._got(Reading(JustCome(), lambda: None)))
+    asked = NodeRequests(lab.asks, Fetcher(lab.tiers, lab.tiers, lambda _: lab.store, 8), OtherParts(Path(), Part()))
+    request = BlocksRequest([(small(0), 0)], "d", "", Mode.OWNER)
+    answers = list(asked._got(0, request, {0: Reading(JustCome(), lambda: None)}))
     assert [(answer.kind, answer.body) for answer in answers] == [(Kind.WAIT, b""), (Kind.OK, b"x")]
 
 
