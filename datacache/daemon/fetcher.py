@@ -11,6 +11,7 @@ thirds of the processor time of its awaitable ones.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import threading
@@ -369,11 +370,17 @@ class Fetcher:
         if not first:
             return
         length = block_length(wanted.ref.size_bytes, wanted.number)
-        turn = Turn(kind, self._flow_of(wanted.dataset), length, lambda: self._readers.submit(run))
 
         def run() -> None:
             self._get(flight, wanted, turn)
 
+        def begin() -> None:
+            # In whatever thread makes room for it, which an error would end. Where no more threads can be started the
+            # work is queued all the same, for those that there are.
+            with contextlib.suppress(RuntimeError):
+                self._readers.submit(run)
+
+        turn = Turn(kind, self._flow_of(wanted.dataset), length, begin)
         self.turns.queue(turn)
 
     def _release_flight(self, flight: _Flight) -> None:

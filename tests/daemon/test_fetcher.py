@@ -362,6 +362,21 @@ def test_what_lands_after_the_close_is_nothing_to_check_any_more():
     whole.landed(LARGE, 0)
 
 
+def test_reads_go_on_with_the_threads_that_there_are_when_no_more_can_be_started(store, monkeypatch):
+    tiers, go_on = Tiers(), threading.Event()
+    store.wait = lambda: go_on.wait(30) and None
+    fetcher = Fetcher(tiers, tiers, lambda _: store, 1)
+    readings = [fetcher.read(small(number), 0, "d") for number in range(3)]
+    until(lambda: store.reads)
+
+    def start(_):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    go_on.set()
+    assert [reading.data.result(10) for reading in readings] == [b"x" * 10] * 3
+
+
 class Owner:
     """The other nodes: one owner, which gives nothing."""
 
