@@ -544,7 +544,8 @@ def hold_lock(settings: Settings, *, wait: bool = False) -> Iterator[Sequence[in
             for held in (home, fd):
                 lockfile.take(held)
         os.ftruncate(fd, 0)
-        os.pwrite(fd, str(os.getpid()).encode(), 0)
+        with contextlib.suppress(OSError):  # a full disk; the number is for people
+            os.pwrite(fd, str(os.getpid()).encode(), 0)
         yield home, fd
     finally:
         os.close(fd)

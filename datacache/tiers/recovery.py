@@ -39,6 +39,8 @@ _CLEAN = "CLEAN"
 _BOOT = "BOOT"
 _DATA = "data.mdb"
 _BOUNCE_BYTES = 8 * 2**20
+_STARTING_BYTES = 2**20
+"""The room for small files of its own that a daemon makes on a full disk when it starts."""
 _INDEX_SLACK = 256 * 1024  # what the index may grow by between two looks at its size
 
 
@@ -136,12 +138,22 @@ def _writer(
         tier.make_room(0)  # the set size may be smaller than last time
         # It is a hard limit then, too: what was read least recently goes, whatever the policy.
         for id in sorted(tier.containers, key=lambda id: (bool(tier.containers[id].pinned_by), tier.last_used(id))):
-            if tier.used_bytes > tier.budget_bytes:
+            if tier.used_bytes > tier.budget_bytes or _lacks_room_to_start(tier, id):
                 tier.evict([id])
         tier.shrunk_bytes = tier.evicted_bytes
         if tier.shrunk_bytes:
-            log.warning("evicted %d bytes of %s: it may take %d only", tier.shrunk_bytes, tier.name, tier.budget_bytes)
+            words = "evicted %d bytes of %s: it may take %d only, or its disk is full"
+            log.warning(words, tier.shrunk_bytes, tier.name, tier.budget_bytes)
     return TierWriter(index, tiers, layout.pins_file(settings.home), part)
+
+
+def _lacks_room_to_start(tier: Tier, id: int) -> bool:
+    """Tell whether a container makes way for what the daemon writes when it starts. Not many do, as the disk has no
+    more room for that while readers have them open."""
+    if tier.evicted_bytes >= _STARTING_BYTES or tier.containers[id].pinned_by:
+        return False
+    disk = os.statvfs(tier.folder)
+    return disk.f_bavail * disk.f_frsize < _STARTING_BYTES
 
 
 def _check_format(folder: Path) -> bool:

@@ -16,6 +16,7 @@ from datacache.tiers.recovery import open_tiers
 from tests.failing_disk import failing_disk
 from tests.promises import promise
 from tests.tiers.test_tiers import make_block, put, read
+from tests.writeback.test_journal_disk import mounted
 
 BLOCKS = [make_block(n, 50_000 + n) for n in range(40)]
 
@@ -125,3 +126,14 @@ def test_what_is_in_memory_is_read_while_the_disk_fails(disk, settings):
         assert put(writer, late) == [True]
         assert read(settings, late) == late.data
     assert os.listdir(memory_dir(settings.home, settings.ram_dir))
+
+
+@promise("A full or failing disk is read around and costs speed, not bytes")
+def test_a_daemon_that_starts_on_a_full_disk_has_room_for_its_own_files(on_ssd):
+    with mounted(on_ssd.home, "-t", "tmpfs", "-o", "size=4m", "tmpfs") as disk:
+        with open_tiers(on_ssd) as writer:
+            assert all(put(writer, *BLOCKS))
+        with pytest.raises(OSError, match="No space"):
+            (disk / "others").write_bytes(bytes(2**23))
+        with open_tiers(on_ssd):
+            (disk / "run").write_bytes(bytes(2**18))
