@@ -491,7 +491,7 @@ class DaemonClient:
 
     def _start(self, end: float) -> None:
         process: subprocess.Popen[bytes] | None = None
-        lost_race_s = 0.1
+        lost_race_s, killed = 0.1, False
         while not self.alive():
             if process is None:
                 process = self._spawn()
@@ -500,6 +500,8 @@ class DaemonClient:
                 process = None
                 time.sleep(lost_race_s)
                 lost_race_s = min(2 * lost_race_s, 2.0)
+            elif (process.poll() or 0) < 0 and not killed:  # for want of memory, say: that may be chance, once
+                process, killed = None, True
             elif process.poll() is not None:
                 raise DaemonUnavailableError(
                     f"the cache daemon cannot be started: {self._last_words()}",

@@ -221,14 +221,15 @@ def test_a_block_that_a_reader_calls_broken_and_is_not_stays(bucket, settings, m
     assert client.cache_status()["fetched"]["fetched"] == fetched
 
 
-def test_a_start_that_lost_the_race_is_tried_again_when_the_winner_is_gone(settings, monkeypatch):
+@pytest.mark.parametrize("end", ["raise SystemExit(3)", "import os; os.kill(os.getpid(), 9)"])
+def test_a_start_that_lost_the_race_or_was_killed_is_tried_again(settings, monkeypatch, end):
     client, spawn, spawned = DaemonClient(settings), DaemonClient._spawn, []
 
     def lose_once(self):
         spawned.append(1)
         if len(spawned) > 1:
             return spawn(self)
-        return subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])
+        return subprocess.Popen([sys.executable, "-c", end])
 
     monkeypatch.setattr(DaemonClient, "_spawn", lose_once)
     client.ensure()
