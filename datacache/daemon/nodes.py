@@ -87,7 +87,11 @@ class _AskedPart:
         self._connection, self._first_left = connection, len(request.blocks)
         self._came: dict[int, memoryview | DatacacheError | Kind] = {}
         connection.give_time(_PART_SILENT_S)
-        connection.ask_blocks(request)
+        try:
+            connection.ask_blocks(request)
+        except OSError:
+            connection.close()  # half a request may be on its way
+            raise
         self._answers = connection.asked_answers(request)
 
     def got(self, at: int) -> Iterator[Answer]:

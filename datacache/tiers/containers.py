@@ -101,7 +101,11 @@ class Region:
         name = dataset.encode()[: layout.REGION_HEADER_BYTES - len(_REGION_MAGIC)]
         self._head = (_REGION_MAGIC + name).ljust(layout.REGION_HEADER_BYTES, b"\0")  # until it is written
         self._fd, self._bounce = _create(folder / container_name(container), bounce, os.O_EXCL)
-        os.ftruncate(self._fd, capacity)
+        try:
+            os.ftruncate(self._fd, capacity)
+        except OSError:
+            os.close(self._fd)
+            raise
 
     def room(self) -> int:
         """Return how many bytes of records fit."""

@@ -270,7 +270,10 @@ class TierWriter:
         chosen = [n for n, (block, _) in enumerate(blocks) if not (block.ahead and on_ssd.get(n))]
         in_ram = dict(zip(chosen, self._put(ram, [blocks[n] for n in chosen]), strict=True))
         for n, (_, _, stored) in enumerate(batch):
-            stored(on_ssd.get(n, False) or in_ram.get(n, False))
+            try:
+                stored(on_ssd.get(n, False) or in_ram.get(n, False))
+            except Exception:  # a defect, as in `_put`
+                log.exception("what follows on a stored block")
 
     def _put(self, tier: Tier, blocks: Sequence[tuple[Block, bytes]]) -> list[bool]:
         try:

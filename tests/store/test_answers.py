@@ -12,7 +12,7 @@ import pytest
 import urllib3
 
 from datacache.core.addresses import AddressRule
-from datacache.core.errors import StoreUnavailableError
+from datacache.core.errors import StoreError, StoreUnavailableError
 from datacache.core.ids import ObjectRef
 from datacache.settings import Settings
 from datacache.store import answers
@@ -113,4 +113,15 @@ def test_interim_answers_come_before_the_one_that_counts(settings: Settings, mon
     with answering(serve, monkeypatch):
         store = open_backend("s3://faces", settings)
         assert bytes(store.read(ObjectRef("s3://faces", "1.bin", 5, "e"), 0, 5)) == b"hello"
+        store.close()
+
+
+@pytest.mark.parametrize(("etag", "version"), [("e\r\nX: y", ""), ("e", "\udcff")])
+def test_an_etag_or_a_version_that_no_header_can_have_is_an_error_that_names_the_object(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, etag: str, version: str
+) -> None:
+    with answering(lambda listener: None, monkeypatch):
+        store = open_backend("s3://faces", settings)
+        with pytest.raises(StoreError, match=r"s3://faces/1.bin: its ETag or version"):
+            store.read(ObjectRef("s3://faces", "1.bin", 5, etag, version), 0, 5)
         store.close()

@@ -177,11 +177,11 @@ class S3Getter:
         return connection
 
     def _request(self, ref: ObjectRef, start: int, stop: int) -> bytes:
+        if not (ref.etag + ref.version).isprintable():
+            raise StoreError(f"{ref.url}: its ETag or version cannot be sent", url=ref.url)
         path = f"{self._bucket_path}/{quoted_key(ref.key)}"
         query = f"versionId={quote(ref.version, safe='-_.~')}" if ref.version else ""
         extra = ""
-        if not ref.etag.isprintable():
-            raise StoreError(f"{ref.url}: its ETag cannot be sent", url=ref.url)
         if ref.etag and not ref.version:
             extra = f"If-Match: {ref.etag}\r\n" if ref.etag.startswith("W/") else f'If-Match: "{ref.etag}"\r\n'
         if (start, stop) != (0, ref.size_bytes):
