@@ -44,10 +44,10 @@ tests() {
   run pytest -q -p no:cacheprovider "${failed[@]}" || return 1
   late+=("${failed[@]}")
 }
-# First those that want to be alone, as one process then compiles all tests for the four that follow: tests wait for
-# servers and processes more than they compute.
-tests -m "${fast}alone" "$@"
+# Four at a time, as tests wait for servers and processes more than they compute; then those that want to be alone, which
+# go by a second's silence of a process: by now all that it imports is compiled.
 tests -n 4 --dist worksteal -m "${fast}not alone" "$@"
+tests -m "${fast}alone" "$@"
 for test in "${late[@]}"; do
   echo "failed once, and passed when nothing ran beside it: $test"
 done

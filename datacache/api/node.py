@@ -17,6 +17,8 @@ from datacache.settings import Settings, load_settings
 
 _POLL_S = 0.05
 _DRAIN_POLL_S = 0.25
+_DRAIN_SILENT_S = 15.0
+"""A draining node that gets no further for so long is asked again."""
 _RESTARTS = 5
 _STILL_S = 5.0
 """How long nothing may come before a store is suspected."""
@@ -61,8 +63,9 @@ def drain_node(node: str = "", settings: Settings | None = None) -> dict[str, An
 
 def follow_drain(node: str, settings: Settings | None = None) -> Iterator[dict[str, Any]]:
     """Yield the member again and again while it drains; the last one has drained, or is gone (`state` is ''), or was
-    started again and drains no more."""
+    started again and drains no more. `CacheError` if it gets no further and does not answer."""
     client, drains = connect(settings), False
+    last, ask_at_s = None, 0.0
     while True:
         found = [member for member in client.cluster()["members"] if member["node"] == node]
         member = found[0] if found else {"node": node, "state": "", "left": 0}
@@ -70,6 +73,12 @@ def follow_drain(node: str, settings: Settings | None = None) -> Iterator[dict[s
         if member["state"] in ("", DRAINED) or (drains and member["state"] != DRAINING):
             return
         drains = drains or member["state"] == DRAINING  # the view may not say so yet
+        now_s, reached = time.monotonic(), (member["state"], member["left"])
+        if reached != last:
+            last, ask_at_s = reached, now_s + _DRAIN_SILENT_S
+        elif now_s >= ask_at_s:  # a list keeps a node that was killed
+            client.drain(node)
+            ask_at_s = now_s + _DRAIN_SILENT_S
         time.sleep(_DRAIN_POLL_S)
 
 

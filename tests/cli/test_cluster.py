@@ -12,6 +12,7 @@ import pytest
 
 from datacache import api
 from datacache.api import node
+from datacache.core.errors import CacheError
 from tests.cli.conftest import Dsctl
 from tests.servers import Mongod, free_port
 
@@ -138,7 +139,7 @@ def test_others_learn_by_leases_that_a_node_drains(dsctl: Dsctl, homes: dict[str
 
 def test_a_drain_is_followed_until_the_node_has_drained_or_does_so_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     def seen(*states: str) -> list[str]:
-        told = ({"members": [{"node": "a", "state": state}] if state else []} for state in states)
+        told = ({"members": [{"node": "a", "state": state, "left": 0}] if state else []} for state in states)
         monkeypatch.setattr(node, "connect", lambda _: SimpleNamespace(cluster=lambda: next(told)))
         return [member["state"] for member in api.follow_drain("a")]
 
@@ -150,6 +151,19 @@ def test_a_drain_is_followed_until_the_node_has_drained_or_does_so_no_more(monke
         ["draining", ""],
     ):
         assert seen(*states, "more") == states
+
+
+def test_following_a_node_that_is_killed_while_it_drains_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    def drain(_: str) -> None:
+        raise CacheError("the node 'a' cannot be told to drain: timed out")
+
+    listed = {"members": [{"node": "a", "state": "draining", "left": 5}]}
+    monkeypatch.setattr(node, "connect", lambda _: SimpleNamespace(cluster=lambda: listed, drain=drain))
+    monkeypatch.setattr(node, "_DRAIN_POLL_S", 0)
+    monkeypatch.setattr(node, "_DRAIN_SILENT_S", 0)
+    with pytest.raises(CacheError, match="cannot be told to drain"):
+        for _ in api.follow_drain("a"):
+            pass
 
 
 @pytest.mark.parametrize("what", ["status", "drain"])
