@@ -213,10 +213,15 @@ class Peers:
         """True as long as this node's own view says that it serves."""
         return any(member.address == self.address and member.state == SERVING for member in self.members.view.members)
 
-    def owners(self, ids: Sequence[BlockId]) -> dict[Member, list[int]]:
-        """Return the owners of some blocks, each with the positions of its own. `LookupError` if no node serves."""
+    def owners(self, ids: Sequence[BlockId], *, without: Collection[str] = ()) -> dict[Member, list[int]]:
+        """Return the owners of some blocks, each with the positions of its own, as if nodes at some addresses were not
+        there. `LookupError` if no node serves."""
         found: dict[Member, list[int]] = {}
-        for at, owner in enumerate(self._placed().owners(ids)):
+        placement = self._placed()
+        if without:
+            members = [member for member in self.members.view.members if member.address not in without]
+            placement = Placement(members, self._zone)
+        for at, owner in enumerate(placement.owners(ids)):
             found.setdefault(owner, []).append(at)
         return found
 
@@ -257,7 +262,7 @@ class Peers:
                 "weight": member.weight,
                 "left": member.left,
                 "seen_s": round(member.seen_s, 1),
-                "this": member.address == self.address,
+                "this": member.id == self.me.node,
                 "problem": problems.get(_key(member), ""),
             }
             for member in self.members.view.members

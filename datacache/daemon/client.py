@@ -503,9 +503,10 @@ class DaemonClient:
             elif (process.poll() or 0) < 0 and not killed:  # for want of memory, say: that may be chance, once
                 process, killed = None, True
             elif process.poll() is not None:
+                error, hint = self._last_words()
                 raise DaemonUnavailableError(
-                    f"the cache daemon cannot be started: {self._last_words()}",
-                    hint=f"Its log: {paths.log_path(self._settings.home)}. See also: dsctl doctor",
+                    f"the cache daemon cannot be started: {error}",
+                    hint=hint or f"Its log: {paths.log_path(self._settings.home)}. See also: dsctl doctor",
                 )
             if time.monotonic() > end:
                 raise self._no_answer()
@@ -540,12 +541,17 @@ class DaemonClient:
                 hint="Set DATACACHE_HOME to a folder you can write to.",
             ) from exc
 
-    def _last_words(self) -> str:
+    def _last_words(self) -> tuple[str, str]:
+        """Return the last error in the daemon's log, and its hint or ''."""
         with contextlib.suppress(OSError):
             lines = paths.log_path(self._settings.home).read_text(errors="replace").splitlines()[-20:]
-            errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-            return (errors or lines or ["it said nothing"])[-1]
-        return "it said nothing"
+            errors = [at for at, line in enumerate(lines) if line.startswith("error: ")]
+            if errors:
+                hint = next((line for line in lines[errors[-1] + 1 :] if line.startswith("hint: ")), "")
+                return lines[errors[-1]].removeprefix("error: "), hint.removeprefix("hint: ")
+            if lines:
+                return lines[-1], ""
+        return "it said nothing", ""
 
     def _look_at(self, op: str, fields: object = None) -> dict[str, Any]:
         return self._call(op, fields, timeout_s=_LOOK_TIMEOUT_S)

@@ -42,6 +42,8 @@ _MOST_AT_A_TIME_BYTES = BLOCK_BYTES
 _TELL_EVERY_S = 2.0
 _TELL_AGAIN_S = 5.0
 _TRIES, _TRY_AGAIN_S = 3, 1.0
+"""Of giving blocks, when no other node takes any."""
+_PASSED_OVER_S = 60.0
 _STORED_S = 50.0
 _Held = tuple[BlockId, str, int]
 """A block of this node, with its data set and the size of its object."""
@@ -60,6 +62,8 @@ class HandOver:
         self._left = self._refused = 0
         self._told_at = 0.0
         self._connections: dict[str, NodeConnection] = {}
+        self._passed_over: dict[str, float] = {}
+        """The addresses of nodes that failed, and until when."""
         self._thread = threading.Thread(target=self._run, name="hand-over", daemon=True)
         self._thread.start()
 
@@ -133,28 +137,37 @@ class HandOver:
         return found
 
     def _give(self, held: list[_Held]) -> None:
-        """Give some blocks to their new owners. An owner that fails may have another successor a moment later."""
-        for _ in range(_TRIES):
+        """Give some blocks to their new owners. What a node that fails would own goes to the next in rank."""
+        tries = _TRIES
+        while held and not self._stopping.is_set():
+            by_owner = self._by_owner(held)
+            if not by_owner:
+                tries -= 1
+                if not tries or self._stopping.wait(_TRY_AGAIN_S):
+                    self._refused += len(held)
+                    return
+                self._passed_over.clear()
+                continue
             failed: list[_Held] = []
-            for owner, blocks in self._by_owner(held).items():
+            for owner, blocks in by_owner.items():
                 try:
                     self._give_to(owner, blocks)
                 except (OSError, ValueError, DatacacheError) as exc:
                     log.warning("the node %s takes no blocks now: %s", owner.id, exc)
+                    self._passed_over[owner.address] = time.monotonic() + _PASSED_OVER_S
                     gone = self._connections.pop(owner.address, None)
                     if gone is not None:
                         gone.close()
                     failed += blocks
             held = failed
-            if not held or self._stopping.wait(_TRY_AGAIN_S):
-                return
-        self._refused += len(held)
 
     def _by_owner(self, held: list[_Held]) -> dict[Member, list[_Held]]:
+        """Return some blocks by the owner among the nodes that are not passed over; nothing if there is none."""
+        now_s = time.monotonic()
+        passed_over = {address for address, until_s in self._passed_over.items() if now_s < until_s}
         try:
-            owners = self._peers.owners([id for id, _, _ in held])
-        except LookupError:  # nobody serves
-            self._refused += len(held)
+            owners = self._peers.owners([id for id, _, _ in held], without=passed_over)
+        except LookupError:
             return {}
         return {owner: [held[at] for at in positions] for owner, positions in owners.items()}
 

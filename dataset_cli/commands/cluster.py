@@ -66,7 +66,10 @@ def drain(app: App, node: str, no_wait: bool) -> None:
         f"node {node} has drained: it owns no blocks until its daemon is started again",
     )
     if answer["left"]:
-        app.out.warning(f"no other node had room for {count(answer['left'], 'block')}: the store gives them again")
+        app.out.warning(
+            f"no other node took {count(answer['left'], 'block')}, for want of room or as none answers (the daemon's "
+            "log says which): the store gives them again"
+        )
 
 
 def given_by_nodes(given: dict[str, int]) -> str:

@@ -153,6 +153,13 @@ def test_a_drain_is_followed_until_the_node_has_drained_or_does_so_no_more(monke
         assert seen(*states, "more") == states
 
 
+def test_a_node_that_cannot_start_says_what_to_set(dsctl: Dsctl, home: Path) -> None:
+    refused = dsctl("daemon", "start", "--json", **_KEY, DATACACHE_CLUSTER_MEMBERS="a=127.0.0.1:7071")
+    assert refused.code != 0
+    assert "not where this node listens" in refused.error["message"]
+    assert "DATACACHE_LISTEN" in refused.error["hint"]
+
+
 def test_following_a_node_that_is_killed_while_it_drains_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     def drain(_: str) -> None:
         raise CacheError("the node 'a' cannot be told to drain: timed out")

@@ -6,7 +6,7 @@ import contextlib
 import json
 import socket
 import struct
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -99,20 +99,22 @@ class HeldTiers(LackingTiers):
         return None
 
 
-@pytest.fixture
-def pair(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Peers, HeldTiers, list[bytes]]]:
-    """The node that drains, what it has, and what the other one, which answers all with nothing, is asked."""
+@contextlib.contextmanager
+def leaving(
+    monkeypatch: pytest.MonkeyPatch, answers: Callable[[Frame], bytes], *more: Member
+) -> Iterator[tuple[Peers, HeldTiers, list[bytes]]]:
+    """The node that drains, what it has, and what another one is asked, which answers so."""
     monkeypatch.setattr(handover, "_TRY_AGAIN_S", 0.0)
     asked: list[bytes] = []
 
     def answer(frame: Frame) -> Generator[Answer, None, None]:
         asked.append(frame.head)
-        yield Answer(Kind.OK, body=b"{}" if frame.head == b"state" else b"")
+        yield Answer(Kind.OK, body=b"{}" if frame.head == b"state" else answers(frame))
 
     with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as listener:
         address = f"127.0.0.1:{listener.getsockname()[1]}"
-        members = (Member("leaves", "127.0.0.1:1", 1.0), Member("stays", address, 1.0))
-        me, other = (Identity("lab", member.id, b"0123456789abcdef") for member in members)
+        members = (Member("leaves", "127.0.0.1:1", 1.0), Member("stays", address, 1.0), *more)
+        me, other = (Identity("lab", member.id, b"0123456789abcdef") for member in members[:2])
         server = FrameServer(answer, most_bytes=2**20, welcome=lambda frames: welcome(frames, other))
         server.listen(listener)
         peers = Peers(StaticMembers("leaves", members), me, members[0].address, "", lambda _: "share")
@@ -124,17 +126,41 @@ def pair(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Peers, HeldTiers, li
 
 
 @pytest.mark.parametrize("fault", ["the disk fails", "a node answers nonsense"])
-def test_draining_ends_and_tells_what_is_left_whatever_goes_wrong(
-    fault: str, pair: tuple[Peers, HeldTiers, list[bytes]]
-) -> None:
-    peers, tiers, asked = pair
-    tiers.broken = lmdb.Error("Input/output error") if fault == "the disk fails" else None
+def test_draining_ends_and_tells_what_is_left_whatever_goes_wrong(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with leaving(monkeypatch, lambda _: b"") as (peers, tiers, asked):
+        tiers.broken = lmdb.Error("Input/output error") if fault == "the disk fails" else None
+        assert left_of_draining(peers, tiers) == 3
+        assert asked.count(b"lacks") == (0 if fault == "the disk fails" else 3)
+
+
+@promise("A node that drains owns nothing any more, and hands over what only it has")
+def test_what_a_dead_node_would_own_goes_to_the_next_in_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[bytes] = []
+
+    def answers(frame: Frame) -> bytes:
+        if frame.head == b"lacks":
+            return bytes([1]) * (len(frame.body) // len(ID))
+        items = json.loads(bytes(frame.body[4 : 4 + struct.unpack_from("<I", frame.body)[0]]))
+        kept.extend(bytes.fromhex(item[0]) for item in items)
+        return json.dumps({"kept": [True] * len(items)}).encode()
+
+    with leaving(monkeypatch, answers, Member("dead", "127.0.0.1:2", 1.0)) as (peers, tiers, _):
+        assert len(peers.owners(list(tiers.here), without=[peers.address])) == 2
+        assert left_of_draining(peers, tiers) == 0
+        assert sorted(kept) == sorted(tiers.here)
+
+
+def left_of_draining(peers: Peers, tiers: HeldTiers) -> int:
+    """Return how many blocks no other node took."""
     hand_over = HandOver(peers, tiers, Fetcher(tiers, tiers, lambda _: Store(), 8))  # type: ignore[arg-type]
     peers.drain("")
-    until(lambda: peers.members.view.members[0].state == DRAINED)
-    assert peers.members.view.members[0].left == 3
-    assert asked.count(b"lacks") == (0 if fault == "the disk fails" else 3)
+
+    def leaves() -> Member:
+        return next(member for member in peers.members.view.members if member.id == "leaves")
+
+    until(lambda: leaves().state == DRAINED)
     hand_over.stop()
+    return leaves().left
 
 
 def test_a_node_takes_nothing_over_once_it_leaves_whichever_of_its_processes_is_asked(tiers: LackingTiers) -> None:
