@@ -67,7 +67,8 @@ def follow_drain(node: str, settings: Settings | None = None) -> Iterator[dict[s
     client, drains = connect(settings), False
     last, ask_at_s = None, 0.0
     while True:
-        found = [member for member in client.cluster()["members"] if member["node"] == node]
+        view = client.cluster()
+        found = [member for member in view["members"] if member["node"] == node]
         member = found[0] if found else {"node": node, "state": "", "left": 0}
         yield member
         if member["state"] in ("", DRAINED) or (drains and member["state"] != DRAINING):
@@ -76,8 +77,11 @@ def follow_drain(node: str, settings: Settings | None = None) -> Iterator[dict[s
         now_s, reached = time.monotonic(), (member["state"], member["left"])
         if reached != last:
             last, ask_at_s = reached, now_s + _DRAIN_SILENT_S
-        elif now_s >= ask_at_s:  # a list keeps a node that was killed
-            client.drain(node)
+        elif now_s >= ask_at_s:
+            if view["problem"]:
+                hint = "It drains once that is mended; dsctl cluster status shows how far it is."
+                raise CacheError(f"the other nodes do not know yet that {node} drains: {view['problem']}", hint=hint)
+            client.drain(node)  # a list keeps a node that was killed
             ask_at_s = now_s + _DRAIN_SILENT_S
         time.sleep(_DRAIN_POLL_S)
 

@@ -30,7 +30,7 @@ from datacache.cluster.peer import Came, NodeConnection, OtherNode, Question, Si
 from datacache.cluster.placement import Placement
 from datacache.core.errors import CacheError, DatacacheError, StoreError, StoreUnavailableError, UsageError
 from datacache.core.ids import BlockId, ObjectRef
-from datacache.exchange.auth import Identity
+from datacache.exchange.auth import Identity, PeerRefusedError
 from datacache.exchange.tls import Certificates
 from datacache.exchange.wire import Mode
 from datacache.settings import Settings
@@ -161,9 +161,10 @@ class Peers:
         try:
             with contextlib.closing(self.connect(found[0])) as connection:
                 return connection.ask("drain")
-        except OSError as exc:
+        except (OSError, PeerRefusedError) as exc:
             raise CacheError(
-                f"the node {node!r} cannot be told to drain: {exc}", hint=f"Run dsctl cluster drain on {node}."
+                f"the node {node!r} at {found[0].address} cannot be told to drain: {exc}",
+                hint=f"If its daemon runs, run dsctl cluster drain on {node}.",
             ) from exc
 
     def report(self, state: str, left: int) -> None:

@@ -15,7 +15,7 @@ import click
 
 from datacache import api
 from datacache.core.counters import count
-from datacache.core.errors import CacheError
+from datacache.core.errors import CacheError, UsageError
 from datacache.settings import format_bytes
 from dataset_cli.app import App, command
 from dataset_cli.output import format_seconds
@@ -42,14 +42,16 @@ def status(app: App) -> None:
 
 
 @command(cluster)
-@click.argument("node", required=False, default="")
+@click.argument("node", required=False)
 @click.option("--no-wait", is_flag=True, help="Return at once; `dsctl cluster status` shows what is left.")
-def drain(app: App, node: str, no_wait: bool) -> None:
+def drain(app: App, node: str | None, no_wait: bool) -> None:
     """Have a node own no blocks any more, and give others what it has, before it is stopped.
 
     NODE is its name; without one it is this node. It lasts until its daemon ends.
     """
-    answer = api.drain_node(node, app.settings)
+    if node == "":
+        raise UsageError("NODE is empty", hint="Leave it away to drain this node.")
+    answer = api.drain_node(node or "", app.settings)
     node = answer["node"]
     if no_wait:
         app.out.result(answer, f"node {node} is draining: it owns no blocks until its daemon is started again")

@@ -101,7 +101,7 @@ def test_a_node_of_a_list_drains_at_the_word_of_another(dsctl: Dsctl, homes: dic
     assert (unknown.code, unknown.error["message"]) == (2, "the cluster has no node 'c'")
     away = dsctl("cluster", "drain", "b", "--json", **nodes.a)
     assert away.code == 1
-    assert away.error["message"].startswith("the node 'b' cannot be told to drain")
+    assert away.error["message"].startswith(f"the node 'b' at {nodes.addresses['b']} cannot be told to drain")
     assert dsctl("daemon", "start", **nodes.b).code == 0
     assert dsctl("warm", "mask@v1", **nodes.b).code == 0
     own = fetched()
@@ -139,7 +139,9 @@ def test_others_learn_by_leases_that_a_node_drains(dsctl: Dsctl, homes: dict[str
 
 def test_a_drain_is_followed_until_the_node_has_drained_or_does_so_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     def seen(*states: str) -> list[str]:
-        told = ({"members": [{"node": "a", "state": state, "left": 0}] if state else []} for state in states)
+        told = (
+            {"problem": "", "members": [{"node": "a", "state": state, "left": 0}] if state else []} for state in states
+        )
         monkeypatch.setattr(node, "connect", lambda _: SimpleNamespace(cluster=lambda: next(told)))
         return [member["state"] for member in api.follow_drain("a")]
 
@@ -160,15 +162,16 @@ def test_a_node_that_cannot_start_says_what_to_set(dsctl: Dsctl, home: Path) -> 
     assert "DATACACHE_LISTEN" in refused.error["hint"]
 
 
-def test_following_a_node_that_is_killed_while_it_drains_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("problem", ["", "MongoDB does not answer"])
+def test_following_a_node_that_gets_no_further_ends(monkeypatch: pytest.MonkeyPatch, problem: str) -> None:
     def drain(_: str) -> None:
         raise CacheError("the node 'a' cannot be told to drain: timed out")
 
-    listed = {"members": [{"node": "a", "state": "draining", "left": 5}]}
+    listed = {"problem": problem, "members": [{"node": "a", "state": "draining", "left": 5}]}
     monkeypatch.setattr(node, "connect", lambda _: SimpleNamespace(cluster=lambda: listed, drain=drain))
     monkeypatch.setattr(node, "_DRAIN_POLL_S", 0)
     monkeypatch.setattr(node, "_DRAIN_SILENT_S", 0)
-    with pytest.raises(CacheError, match="cannot be told to drain"):
+    with pytest.raises(CacheError, match=problem or "cannot be told to drain"):
         for _ in api.follow_drain("a"):
             pass
 
