@@ -17,6 +17,7 @@ from datacache import api
 from datacache.core.errors import ShardError
 from datacache.core.ids import BLOCK_BYTES
 from datacache.daemon.client import DaemonClient
+from datacache.exchange.wire import BlocksRequest
 from datacache.settings import Settings
 from datacache.shards import source
 from datacache.shards.source import FolderFiles, SnapshotFiles
@@ -97,17 +98,17 @@ def test_of_a_block_that_is_not_here_what_its_places_span_is_asked_for(
 ) -> None:
     monkeypatch.setenv("DATACACHE_PREFETCH", "0")
     data = Random(0).randbytes(2 * BLOCK_BYTES + 1000)
-    asked, ask = [], DaemonClient.blocks_or_errors
+    asked, ask = [], DaemonClient._ask_until
 
-    def noted(self: DaemonClient, wanted: Any, *more: Any, spans: Any = (), **named: Any) -> Any:
-        asked.extend((number, *span) for (_, number), span in zip(wanted, spans, strict=True))
-        return ask(self, wanted, *more, spans=spans, **named)
+    def noted(self: DaemonClient, request: BlocksRequest) -> Any:
+        asked.extend((number, *span) for (_, number), span in zip(request.blocks, request.spans, strict=True))
+        return ask(self, request)
 
     with api.open_snapshot(make({"shard.tar": data}), settings) as snapshot:
         files = SnapshotFiles(snapshot)
         files.use(["shard.tar"])
         places = [(900, 1000), (5, 10), (BLOCK_BYTES - 3, BLOCK_BYTES + 4), (2 * BLOCK_BYTES + 1, 2 * BLOCK_BYTES + 9)]
-        monkeypatch.setattr(DaemonClient, "blocks_or_errors", noted)
+        monkeypatch.setattr(DaemonClient, "_ask_until", noted)
         found = files.read_all([(0, *place) for place in places])
     assert [bytes(part) for part in found if not isinstance(part, Exception)] == [data[slice(*at)] for at in places]
     assert sorted(asked) == [(0, 5, BLOCK_BYTES), (1, 0, 4), (2, 1, 9)]
