@@ -117,7 +117,7 @@ class _AskedPart:
 
 
 class NodeRequests:
-    """What other nodes ask for, of one part of this node. Any thread."""
+    """Answer what other nodes ask of one part of this node. Any thread."""
 
     def __init__(
         self,

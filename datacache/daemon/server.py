@@ -121,7 +121,7 @@ class Daemon:
         )
         others = OtherParts(settings.home, writer.part)
         self.nodes = NodeRequests(peers, self.fetcher, others) if peers is not None else None
-        """What other nodes of the cluster ask for."""
+        """The answers to other nodes of the cluster; None in no cluster."""
         lru_bytes = writer.tiers[-1].budget_bytes if settings.eviction == "lru" else None
         self._lookaheads = Lookaheads(settings, writer, self.fetcher, self._open_manifest)
         self.fetcher.planned = self._lookaheads.plans_parts

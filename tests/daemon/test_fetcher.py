@@ -434,7 +434,6 @@ def test_an_owner_fetches_once_what_its_reader_and_another_node_ask_for(store):
 
 
 def test_only_the_owner_in_a_zone_waits_for_the_one_among_all_zones_and_no_circle_closes(store):
-    """What a node answers while it waits for the owner among all zones, and what that one does."""
     peers, asked, answers = Owner(), [], []
     peers.members, peers.ranked_across = [], lambda id, dataset: ["across"]
     fetcher = Fetcher(Tiers(), Tiers(), lambda _: store, 8, peers=peers)
