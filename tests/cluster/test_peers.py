@@ -432,8 +432,8 @@ def test_a_node_that_came_back_is_asked_at_once(nodes: Nodes, monkeypatch: pytes
     assert get(peers, replace(gone, since_ms=1)) == CONTENT
 
 
-@promise("What one node of a cluster has, no other one asks the store for")
-def test_an_owner_asks_the_next_in_rank_for_ten_minutes_after_a_node_came_or_went(nodes: Nodes) -> None:
+def add_lacking(nodes: Nodes, count: int) -> list[str]:
+    """Add nodes that have nothing; return a list of those that are asked."""
     asked: list[str] = []
 
     def add() -> None:
@@ -443,8 +443,14 @@ def test_an_owner_asks_the_next_in_rank_for_ten_minutes_after_a_node_came_or_wen
 
         name = nodes.add(lack).id
 
-    for _ in range(4):
+    for _ in range(count):
         add()
+    return asked
+
+
+@promise("What one node of a cluster has, no other one asks the store for")
+def test_an_owner_asks_the_next_in_rank_for_ten_minutes_after_a_node_came_or_went(nodes: Nodes) -> None:
+    asked = add_lacking(nodes, 4)
     peers = nodes.peers()
     id = next(id for id in (bytes([number] * 20) for number in range(256)) if not peers.ranked_before_this(id, "d"))
     ranked = [member.id for member in peers._placed().ranked(id, 5)]
@@ -487,17 +493,7 @@ def test_the_owner_in_a_zone_asks_those_of_other_zones_that_come_before_it() -> 
 
 
 def test_an_owner_among_all_zones_that_came_lately_asks_the_next_of_another_zone(nodes: Nodes) -> None:
-    asked: list[str] = []
-
-    def add() -> None:
-        def lack(frames: FrameSocket, request: Frame) -> None:
-            asked.append(name)
-            frames.send(Kind.ABSENT, request.number)
-
-        name = nodes.add(lack).id
-
-    for _ in range(5):
-        add()
+    asked = add_lacking(nodes, 5)
     zones = ["west"] * 5 + ["east"]
     nodes.members = [replace(member, zone=zone) for member, zone in zip(nodes.members, zones, strict=True)]
     peers, [*_, east] = nodes.peers(), nodes.members
