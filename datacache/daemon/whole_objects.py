@@ -15,6 +15,7 @@ The fetcher uses it. Any thread; a few threads in the background do what takes t
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -170,11 +171,10 @@ class WholeObjects:
                     self._waiting -= 1
                     self._changed.notify_all()
 
-        try:
-            self._workers.submit(run)
-        except RuntimeError:  # closed: the daemon is ending
-            return
         self._waiting += 1
+        # Closed; or no more threads can be started, and the work is queued all the same, for those that there are.
+        with contextlib.suppress(RuntimeError):
+            self._workers.submit(run)
 
     def _keep_looking(self) -> None:
         while not self._ended.is_set():

@@ -240,3 +240,20 @@ def test_a_block_that_comes_again_during_the_check_is_checked_as_well(
     until(lambda: whole._waiting == 0)
     assert tally.counts() == ({}, {"sha256": 1})
     assert not whole._not_checked
+
+
+@promise("Every large object is checked, however many come at once")
+def test_an_object_is_checked_and_counted_that_comes_when_no_more_threads_can_be_started(
+    whole: WholeObjects, tiers: Tiers, tally: Tally, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        come(whole, tiers, large(1))
+        assert whole._waiting == 1
+    come(whole, tiers, large(2))
+    until(lambda: not tiers.marked)
+    until(lambda: whole._waiting == 0)
+    assert tally.counts() == ({"sha256": 2}, {})
