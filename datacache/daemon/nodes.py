@@ -108,12 +108,12 @@ class _AskedPart:
                 self._first_left = max(0, self._first_left - 1)
         except OSError as exc:
             self._connection.close()
-            self._came[at] = DaemonError(f"another part of this node does not answer: {exc}")
+            self._came[at] = DaemonError(f"a part of the node does not answer: {exc}")
         came = self._came.pop(at)
         if isinstance(came, memoryview):
             yield Answer(Kind.OK, checksum_of(came), came)
         else:  # *wait* was said, so it is too late for *busy*
-            yield error_answer(DaemonError("this node is busy") if isinstance(came, Kind) else came)
+            yield error_answer(DaemonError("the node is busy") if isinstance(came, Kind) else came)
 
 
 class NodeRequests:
@@ -171,7 +171,7 @@ class NodeRequests:
     def call(self, op: bytes, body: memoryview) -> bytes:
         """Do what another node asks for besides blocks: all of it is about draining."""
         if op in (b"lacks", b"keep") and self.peers.leaves:
-            raise DaemonError("this node drains, and takes nothing over")
+            raise DaemonError("the node drains, and takes nothing over")
         if op == b"lacks":
             return self._receiver.lacks(body)
         if op == b"keep":
@@ -260,7 +260,7 @@ class NodeRequests:
             else:
                 yield Answer(Kind.OK, checksum_of(data), data)
                 return
-        yield error_answer(DaemonError("this node is busy"))  # it waits for another node itself by now
+        yield error_answer(DaemonError("the node is busy"))  # it waits for another node itself by now
 
     def _end(self, reading: Reading | None) -> None:
         if reading is not None:

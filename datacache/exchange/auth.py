@@ -16,6 +16,7 @@ from __future__ import annotations
 import hmac
 import json
 import secrets
+import ssl
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +29,9 @@ from datacache.exchange.wire import decode_error, encode_error, expect_text
 HELLO, PROOF = b"hello", b"proof"
 _MOST_BYTES = 4096
 _NONCE_BYTES = 32
+# One node says these words and another one shows them: they name no "this" and no "other" node.
+_KEYS_DIFFER = "the keys of the two nodes differ"
+_KEYS_HINT = "Give all nodes of the cluster the same key: DATACACHE_CLUSTER_KEY_FILE."
 
 
 class PeerRefusedError(DaemonError):
@@ -55,19 +59,28 @@ def introduce(frames: FrameSocket, me: Identity, wanted: str) -> None:
     binding = me.tls.secure(frames, server=False) if me.tls else b""
     frames.version = OLDEST_VERSION
     hello = _hello(me, {"versions": me.versions})
-    frames.send(Kind.CALL, 0, HELLO, hello)
-    answer = frames.receive(most_bytes=_MOST_BYTES)
+    try:
+        frames.send(Kind.CALL, 0, HELLO, hello)
+        answer = frames.receive(most_bytes=_MOST_BYTES)
+    except (ConnectionError, ssl.SSLEOFError) as exc:
+        if not me.tls:
+            raise
+        # It looks at our certificate once the handshake is over here, and we may not get to read what it says.
+        raise FrameError("the node hung up after the handshake of TLS; its daemon's log says why") from exc
     if answer.kind != Kind.OK:
         raise _refusal(answer.body)
     theirs, proof = bytes(answer.body[:-_PROOF_BYTES]), bytes(answer.body[-_PROOF_BYTES:])
     if not hmac.compare_digest(proof, _proof(me.key, b"server", hello, theirs, binding)):
-        raise PeerRefusedError("the other node does not have the cluster's key")
+        raise PeerRefusedError(_KEYS_DIFFER, hint=_KEYS_HINT)
     fields = _fields(theirs)
     version = fields.get("version")
     if not isinstance(version, int) or not me.versions[0] <= version <= me.versions[1]:
-        raise PeerRefusedError(f"the other node speaks version {version!r} of the exchange, {_spoken(me)}")
+        raise _no_common_version(repr(version), me)
     if fields["node"] != wanted:
-        raise PeerRefusedError(f"the other node is {fields['node']!r}, not {wanted!r}")
+        raise PeerRefusedError(
+            f"the node there is {fields['node']!r}, not {wanted!r}",
+            hint="Give each node an address of its own, and the same in the settings of all.",
+        )
     frames.send(Kind.CALL, 0, PROOF, _proof(me.key, b"client", hello, theirs, binding))
     answer = frames.receive(most_bytes=_MOST_BYTES)
     if answer.kind != Kind.OK:
@@ -91,22 +104,25 @@ def _welcome(frames: FrameSocket, me: Identity) -> str:
     hello = bytes(_expected(frames, HELLO))
     fields = _fields(hello)
     if fields.get("cluster") != me.cluster:
-        raise PeerRefusedError("this node is in another cluster")
+        raise PeerRefusedError("the clusters' names differ", hint="Set the same DATACACHE_CLUSTER on all nodes.")
     oldest, newest = fields["versions"]
     version = min(newest, me.versions[1])
     if version < max(oldest, me.versions[0]):
-        raise PeerRefusedError(f"that node speaks the versions {oldest} to {newest} of the exchange, {_spoken(me)}")
+        raise _no_common_version(f"{oldest} to {newest}", me)
     mine = _hello(me, {"version": version})
     frames.send(Kind.OK, 0, body=mine + _proof(me.key, b"server", hello, mine, binding))
     if not hmac.compare_digest(bytes(_expected(frames, PROOF)), _proof(me.key, b"client", hello, mine, binding)):
-        raise PeerRefusedError("that is not the cluster's key")
+        raise PeerRefusedError(_KEYS_DIFFER, hint=_KEYS_HINT)
     frames.send(Kind.OK, 0)
     frames.version = version
     return str(fields["node"])
 
 
-def _spoken(me: Identity) -> str:
-    return "this one {} to {}".format(*me.versions)
+def _no_common_version(theirs: str, me: Identity) -> PeerRefusedError:
+    mine = "{} to {}".format(*me.versions)
+    return PeerRefusedError(
+        f"the nodes have no version of the exchange in common: {theirs}, and {mine}", hint="Upgrade the older one."
+    )
 
 
 def _hello(me: Identity, more: dict[str, Any]) -> bytes:
@@ -144,4 +160,4 @@ def _fields(hello: bytes) -> dict[str, Any]:
 
 def _refusal(body: memoryview) -> PeerRefusedError:
     error = decode_error(body)
-    return PeerRefusedError(f"the other node refuses this one: {error.message}", hint=error.hint)
+    return PeerRefusedError(f"refused: {error.message}", hint=error.hint)

@@ -124,7 +124,9 @@ class Header(NamedTuple):
         """Return the header in the first bytes; `FrameError` if there is none of the expected version."""
         magic, version, kind, number, head_bytes, body_bytes = HEADER.unpack_from(data)
         if magic[:1] in _TLS:
-            raise FrameError("the other side speaks TLS, and this one does not: see DATACACHE_CLUSTER_TLS")
+            raise FrameError(
+                "the node that asks speaks TLS, and the one that is asked does not: see DATACACHE_CLUSTER_TLS"
+            )
         if magic != MAGIC:
             raise FrameError("the other side speaks another protocol")
         if version != expected:

@@ -13,7 +13,7 @@ import os
 import socket
 import ssl
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +50,7 @@ class Certificates:
         plain = frames.connection
         plain.settimeout(frames.look_every_s)
         if server and _retried(frames, lambda: plain.recv(len(MAGIC), socket.MSG_PEEK)) == MAGIC:
-            raise DaemonError("this node speaks TLS, and the other one does not", hint=_HINT)
+            raise DaemonError("the node that was asked speaks TLS, and the one that asks does not", hint=_HINT)
         context = self._contexts()[server]
         secured = context.wrap_socket(plain, server_side=server, do_handshake_on_connect=False)
         frames.connection = secured
@@ -59,7 +59,7 @@ class Certificates:
         except TimeoutError:
             raise
         except OSError as exc:
-            raise FrameError(f"there is no TLS with the other node, which may speak none: {exc}") from exc
+            raise _not_accepted(exc) or FrameError(f"the node speaks no TLS, see DATACACHE_CLUSTER_TLS: {exc}") from exc
         # Both sides have the same one only if they made the same keys; RFC 5929 has it as `tls-unique`.
         binding = secured.get_channel_binding("tls-unique")
         if not binding:  # without it somebody with a certificate could pass an introduction on
@@ -93,12 +93,36 @@ class Certificates:
             context.minimum_version = ssl.TLSVersion.TLSv1_3
             context.check_hostname = False
             context.verify_mode = ssl.CERT_REQUIRED
-            context.load_verify_locations(ca)
-            context.load_cert_chain(certificate, key, password="")  # a key with one is refused, and nobody asked for it
+            with _named("ca.crt"):
+                context.load_verify_locations(ca)
+            with _named("tls.crt and tls.key"):
+                context.load_cert_chain(certificate, key, password="")  # a key with one is refused, nobody is asked
             context.sslsocket_class = _TlsSocket
             made.append(context)
         made[1].num_tickets = 0  # no session is taken up again: each connection has keys of its own
         return made[0], made[1]
+
+
+@contextlib.contextmanager
+def _named(files: str) -> Iterator[None]:
+    """Have the errors of OpenSSL name the files."""
+    try:
+        yield
+    except (OSError, ValueError) as exc:
+        raise ValueError(f"{files}: {getattr(exc, 'strerror', None) or exc}") from exc
+
+
+def _not_accepted(exc: OSError) -> FrameError | None:
+    """Return the error of a handshake that one side ended because of the other's certificate; None for another one."""
+    if not isinstance(exc, ssl.SSLError) or not isinstance(exc.reason, str):
+        return None
+    why = getattr(exc, "verify_message", "") or exc.reason.lower().replace("_", " ")
+    if not isinstance(exc, ssl.SSLCertVerificationError) and "ALERT" not in exc.reason:
+        return None
+    return FrameError(
+        f"a certificate is not accepted ({why}): DATACACHE_CLUSTER_TLS of all nodes needs certificates of one CA, and "
+        "clocks that are right"
+    )
 
 
 def _retried(frames: FrameSocket, action: Any) -> Any:
@@ -134,6 +158,8 @@ class _TlsSocket(ssl.SSLSocket):
             return self.recv_into(next(filter(len, buffers))), [], 0, None
         except TimeoutError as exc:
             raise BlockingIOError from exc
+        except ssl.SSLError as exc:  # the other side may look at our certificate once the handshake is over here
+            raise _not_accepted(exc) or exc from exc
 
     def shutdown(self, how: int) -> None:
         """Shut the connection down and stay with TLS: `SSLSocket` would send the rest of an answer in the clear."""

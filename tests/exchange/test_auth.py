@@ -139,7 +139,7 @@ def test_a_caller_without_the_key_or_of_another_cluster_is_refused(
         assert frames.receive(most_bytes=4096).kind == Kind.OK
         frames.send(Kind.CALL, 0, PROOF, b"\0" * 32)
     assert refusal(frames) == (
-        "that is not the cluster's key" if me.cluster == "lab" else "this node is in another cluster"
+        "the keys of the two nodes differ" if me.cluster == "lab" else "the clusters' names differ"
     )
     frames.close()
     assert cache.asked == 0
@@ -154,7 +154,7 @@ def test_a_server_without_the_key_is_hung_up_on_before_it_is_asked_for_anything(
         frames.send(Kind.OK, 0, body=hello(node="b", version=VERSION) + b"\0" * 32)
         heard.append(frames.receive(most_bytes=4096))
 
-    with played(pretend) as connection, pytest.raises(PeerRefusedError, match="does not have the cluster's key"):
+    with played(pretend) as connection, pytest.raises(PeerRefusedError, match="keys of the two nodes differ"):
         ask(connection, A)
     assert [frame.head for frame in heard] == [HELLO]
     theirs = replace(B, key=STRANGER.key)
@@ -189,7 +189,7 @@ def test_a_recorded_handshake_opens_nothing_in_either_role(
     raw.sendall(recorded.sent)
     frames = over(raw)
     assert frames.receive(most_bytes=4096).kind == Kind.OK
-    assert refusal(frames) == "that is not the cluster's key"
+    assert refusal(frames) == "the keys of the two nodes differ"
     assert cache.asked == 0
 
     def play_back(frames: FrameSocket) -> None:
@@ -207,7 +207,7 @@ def test_a_proof_is_worth_nothing_in_the_hands_of_who_asked_for_it(
     frames = over(raw)
     frames.send(Kind.CALL, 0, HELLO, hello())
     frames.send(Kind.CALL, 0, PROOF, frames.receive(most_bytes=4096).body[-32:])
-    assert refusal(frames) == "that is not the cluster's key"
+    assert refusal(frames) == "the keys of the two nodes differ"
     assert cache.asked == 0
 
 
@@ -233,9 +233,9 @@ def test_who_has_a_nodes_former_address_cannot_pass_an_introduction_on_to_anothe
 @pytest.mark.parametrize(
     ("versions", "words"),
     [
-        ([VERSION + 1, VERSION + 2], "speaks the versions"),
-        ([0, VERSION - 1], "speaks the versions"),
-        (None, "speaks the versions"),
+        ([VERSION + 1, VERSION + 2], "no version of the exchange in common"),
+        ([0, VERSION - 1], "no version of the exchange in common"),
+        (None, "no version of the exchange in common"),
         ([VERSION], "no introduction"),
         ([VERSION, "2"], "no introduction"),
         (7, "no introduction"),
@@ -258,7 +258,7 @@ def test_nodes_agree_on_the_newest_version_that_both_speak(
     with ThreadPoolExecutor() as pool, contextlib.closing(ends[0]), contextlib.closing(ends[1]):
         let_in = pool.submit(welcome, ends[1], replace(B, versions=mine))
         if not spoken:
-            with pytest.raises(PeerRefusedError, match="speaks the versions 1 to 1 of the exchange, this one 2 to 3"):
+            with pytest.raises(PeerRefusedError, match="in common: 1 to 1, and 2 to 3"):
                 introduce(ends[0], replace(A, versions=theirs), "b")
             assert isinstance(let_in.exception(), PeerRefusedError)
             return
@@ -362,7 +362,7 @@ def test_a_flood_from_other_addresses_ends_no_introduction(
         with socket.create_connection(address) as other:  # the server has seen all of them
             assert [bytes(block) for block in ask(other, A)] == [b"content"]
         frames.send(Kind.CALL, 0, PROOF, b"\0" * 32)
-        assert refusal(frames) == "that is not the cluster's key"
+        assert refusal(frames) == "the keys of the two nodes differ"
 
 
 @promise("A node answers other nodes questions for blocks, and nothing else but what draining takes")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import socket
 import ssl
 import subprocess
@@ -125,18 +126,26 @@ def test_a_node_in_the_clear_is_refused_at_both_ends_and_told(
         exchange(address, replace(a, tls=None))
     assert "DATACACHE_CLUSTER_TLS" in refused.value.hint
     caplog.clear()
-    with serving(replace(b, tls=None)) as address, pytest.raises(OSError, match="no TLS"):
+    with serving(replace(b, tls=None)) as address, pytest.raises(OSError, match="speaks no TLS"):
         exchange(address, a)
-    assert "the other side speaks TLS, and this one does not" in caplog.text
+    assert "the node that asks speaks TLS, and the one that is asked does not" in caplog.text
 
 
 @promise("With `DATACACHE_CLUSTER_TLS` a node speaks to none in the clear, nor to one without a certificate of its CA")
-def test_a_certificate_of_another_ca_opens_nothing_at_either_end(a: Identity, b: Identity, tmp_path: Path) -> None:
+def test_a_certificate_of_another_ca_opens_nothing_at_either_end(
+    ca: Ca, a: Identity, b: Identity, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     stranger = replace(a, tls=Certificates(Ca(tmp_path / "other").issue(tmp_path / "stranger")))
-    with serving(b) as address, pytest.raises(OSError, match=r"TLS|SSL|reset|closed"):
+    with serving(b) as address, pytest.raises(OSError, match="certificate is not accepted"):
         exchange(address, stranger)
-    with serving(replace(b, tls=stranger.tls)) as address, pytest.raises(OSError, match="no TLS"):
+    with serving(replace(b, tls=stranger.tls)) as address, pytest.raises(OSError, match="certificate is not accepted"):
         exchange(address, a)
+    caplog.clear()
+    trusts_us = Ca(tmp_path / "third").issue(tmp_path / "trusts us")
+    shutil.copy(ca.folder / "ca.crt", trusts_us)
+    with serving(b) as address, pytest.raises(OSError, match=r"certificate is not accepted|its daemon's log says why"):
+        exchange(address, replace(a, tls=Certificates(trusts_us)))
+    assert "hung up on: a certificate is not accepted (certificate signature failure)" in caplog.text
 
 
 @promise("With `DATACACHE_CLUSTER_TLS` a node speaks to none in the clear, nor to one without a certificate of its CA")
@@ -159,7 +168,7 @@ def test_who_has_a_certificate_and_no_key_cannot_pass_an_introduction_on(a: Iden
 
         thread = threading.Thread(target=relay)
         thread.start()
-        with pytest.raises(PeerRefusedError, match="does not have the cluster's key"):
+        with pytest.raises(PeerRefusedError, match="keys of the two nodes differ"):
             exchange(between.getsockname(), a)
         thread.join()
 
@@ -185,7 +194,7 @@ def test_renewed_certificates_are_taken_and_broken_ones_are_not(
 def test_a_folder_without_certificates_is_named(ca: Ca, tmp_path: Path, spoil: Callable[[Path], object]) -> None:
     folder = ca.issue(tmp_path / "node")
     spoil(folder / "ca.crt")
-    with pytest.raises(SettingsError, match="DATACACHE_CLUSTER_TLS"):
+    with pytest.raises(SettingsError, match=r"DATACACHE_CLUSTER_TLS .*ca\.crt"):
         Certificates(folder)
 
 
