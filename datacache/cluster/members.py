@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import socket
 import threading
@@ -16,9 +17,10 @@ from pathlib import Path
 from typing import Protocol
 
 from datacache.core.errors import SettingsError
-from datacache.core.nodes import LEAST_KEY_BYTES, parse_address, parse_node
+from datacache.core.nodes import LEAST_KEY_BYTES, ListedNode, host_ip, is_everywhere, parse_node
 from datacache.settings import Settings
 
+log = logging.getLogger(__name__)
 JOINING = "joining"
 """The node answers, and owns nothing yet."""
 SERVING = "serving"
@@ -28,7 +30,6 @@ DRAINING = "draining"
 DRAINED = "drained"
 """The node has handed over all that found room elsewhere."""
 STATES = (JOINING, SERVING, DRAINING, DRAINED)
-_EVERYWHERE = ("0.0.0.0", "[::]", "::", "*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +179,10 @@ def open_members(settings: Settings, holder: str) -> Members | None:
     node = settings.node or socket.gethostname()
     if settings.cluster_members:
         listed = [parse_node(text) for text in settings.cluster_members]
+        for mine in (each for each in listed if each.id == node):
+            _expect_alike(mine, settings)
+        if not settings.catalog.startswith("sqlite:"):
+            log.info("the members are those of DATACACHE_CLUSTER_MEMBERS: none are looked for in the catalog")
         return StaticMembers(
             node,
             # This node knows itself by where it listens, which may be all its addresses.
@@ -188,7 +193,7 @@ def open_members(settings: Settings, holder: str) -> Members | None:
             "the members of a cluster are found through a catalog in MongoDB, and this node's is an SQLite file",
             hint="Set DATACACHE_CATALOG to mongodb://…, or list the nodes in DATACACHE_CLUSTER_MEMBERS.",
         )
-    if parse_address(settings.listen).rpartition(":")[0] in _EVERYWHERE:
+    if is_everywhere(settings.listen):
         raise SettingsError(
             f"DATACACHE_LISTEN is {settings.listen}, and no other node could reach this one there",
             hint="Name the address that other nodes use, such as 10.0.0.7:7070 (in a pod: its IP).",
@@ -198,6 +203,23 @@ def open_members(settings: Settings, holder: str) -> Members | None:
     weight = float(settings.ssd_bytes or settings.ram_bytes)
     me = Member(node, settings.listen, weight, settings.zone, JOINING)
     return MongoMembers(settings.catalog, settings.cluster, me, holder=holder)
+
+
+def _expect_alike(mine: ListedNode, settings: Settings) -> None:
+    """Raise `SettingsError` if the list says of this node what its other settings do not. A name may lead anywhere."""
+    listed, listens = host_ip(mine.address), host_ip(settings.listen)
+    other_host = listed and listens and not listens.is_unspecified and listed != listens
+    if other_host or mine.address.rpartition(":")[2] != settings.listen.rpartition(":")[2]:
+        raise SettingsError(
+            f"DATACACHE_LISTEN is {settings.listen}, and DATACACHE_CLUSTER_MEMBERS has {mine.id} at {mine.address}",
+            hint="Other nodes ask it where the list says: set both to the same.",
+        )
+    if settings.zone and settings.zone != mine.zone:
+        in_list = f"has {mine.id} in the zone {mine.zone}" if mine.zone else f"has no zone for {mine.id}"
+        raise SettingsError(
+            f"DATACACHE_ZONE is {settings.zone}, and DATACACHE_CLUSTER_MEMBERS {in_list}",
+            hint="With a list the zones are those of the list, the same on all nodes: unset DATACACHE_ZONE.",
+        )
 
 
 def read_cluster_key(settings: Settings) -> bytes:
@@ -214,5 +236,6 @@ def read_cluster_key(settings: Settings) -> bytes:
     except OSError as exc:
         raise SettingsError(f"DATACACHE_CLUSTER_KEY_FILE {file} cannot be read: {exc.strerror}", hint=hint) from exc
     if len(key) < LEAST_KEY_BYTES:
-        raise SettingsError(f"the cluster's key has {len(key)} bytes, and needs {LEAST_KEY_BYTES}", hint=hint)
+        where = f"in DATACACHE_CLUSTER_KEY_FILE {file}" if file else "of DATACACHE_CLUSTER_KEY"
+        raise SettingsError(f"the key {where} has {len(key)} bytes, and needs {LEAST_KEY_BYTES}", hint=hint)
     return key

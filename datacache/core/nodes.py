@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Any, NamedTuple
 
 from datacache.core.addresses import parse_network_rule
@@ -44,12 +45,28 @@ def parse_address(text: str) -> str:
     return text
 
 
+def is_everywhere(address: str) -> bool:
+    """Tell whether `HOST:PORT` stands for all addresses of a machine: one can listen there, and nobody can connect."""
+    host = host_ip(address)
+    return host is not None and host.is_unspecified
+
+
+def host_ip(address: str) -> IPv4Address | IPv6Address | None:
+    """Return the IP address in `HOST:PORT`; None for a name."""
+    try:
+        return ip_address(address.rpartition(":")[0].strip("[]"))
+    except ValueError:
+        return None
+
+
 def parse_node(text: str) -> ListedNode:
     """Parse one node of a list. `ValueError` says what is wrong with it."""
     found = _LISTED.fullmatch(text)
     if found is None:
         raise ValueError(f"{text!r} is no member; write {_FORM}, such as a=10.0.0.7:7070")
     zone = found["zone"]
+    if is_everywhere(parse_address(found["address"])):
+        raise ValueError(f"{text!r}: no other node reaches {found['address']}; write the address that they use")
     try:
         weight = 1.0 if found["weight"] is None else float(found["weight"])
     except ValueError:

@@ -266,6 +266,17 @@ def test_the_list_in_the_settings_is_the_members(joined: Settings) -> None:
     found.stop()
 
 
+@pytest.mark.parametrize(
+    ("node", "listen"), [("a", "0.0.0.0:7070"), ("a", "[::]:7070"), ("b", "[fd00:0:0::1]:7070"), ("a", "a.lan:7070")]
+)
+def test_a_node_listens_at_its_address_in_the_list_however_that_is_written(
+    joined: Settings, node: str, listen: str
+) -> None:
+    found = open_members(replace(joined, node=node, listen=listen), "holder")
+    assert found is not None
+    assert [member.address for member in found.view.members if member.id == node] == [listen]
+
+
 def test_a_node_without_a_cluster_has_no_members(settings: Settings) -> None:
     assert open_members(settings, "holder") is None
 
@@ -277,9 +288,17 @@ def test_a_node_without_a_cluster_has_no_members(settings: Settings) -> None:
         ({"cluster_key": ""}, "no key", "DATACACHE_CLUSTER_KEY_FILE"),
         ({"cluster_key_file": Path("/nowhere")}, "both", "Unset one"),
         ({"cluster_key": "", "cluster_key_file": Path("/nowhere")}, "cannot be read", "openssl"),
-        ({"cluster_key": "", "cluster_key_file": Path("/dev/null")}, "has 0 bytes", "openssl"),
+        (
+            {"cluster_key": "", "cluster_key_file": Path("/dev/null")},
+            "DATACACHE_CLUSTER_KEY_FILE /dev/null has 0 bytes",
+            "openssl",
+        ),
         ({"node": "c"}, "'c' is not in DATACACHE_CLUSTER_MEMBERS", "one of a, b"),
         ({"cluster_members": ()}, "SQLite", "DATACACHE_CLUSTER_MEMBERS"),
+        ({"listen": "10.0.0.2:7070"}, "is 10.0.0.2:7070, and .* has a at 10.0.0.1:7070", "the same"),
+        ({"listen": "0.0.0.0:7071"}, "is 0.0.0.0:7071, and .* has a at 10.0.0.1:7070", "the same"),
+        ({"zone": "south"}, "is south, and .* has a in the zone north", "unset DATACACHE_ZONE"),
+        ({"zone": "south", "node": "b", "listen": "[::]:7070"}, "has no zone for b", "unset DATACACHE_ZONE"),
         (
             {"cluster_members": (), "catalog": "mongodb://db/x", "listen": "0.0.0.0:7070"},
             "no other node could reach",

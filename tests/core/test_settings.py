@@ -53,6 +53,8 @@ def test_sizes_are_read_with_and_without_units(text, size):
         ("DATACACHE_CLUSTER_MODE", ","),
         ("DATACACHE_CLUSTER_MEMBERS", "10.0.0.7:7070"),
         ("DATACACHE_CLUSTER_MEMBERS", "a=10.0.0.7"),
+        ("DATACACHE_CLUSTER_MEMBERS", "a=0.0.0.0:7070"),
+        ("DATACACHE_CLUSTER_MEMBERS", "a=[::]:7070"),
         ("DATACACHE_CLUSTER_MEMBERS", "a=10.0.0.7:7070*0"),
         ("DATACACHE_CLUSTER_MEMBERS", "a=10.0.0.7:7070*nan"),
         ("DATACACHE_CLUSTER_MEMBERS", "a=10.0.0.7:7070/"),

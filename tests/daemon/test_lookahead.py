@@ -261,9 +261,10 @@ def test_a_full_tier_that_keeps_what_it_has_ends_the_fetching(bucket):
 
 def test_what_the_disk_of_another_node_keeps_is_fetched_ahead_as_long_as_ram_has_room(bucket):
     settings, proxy, _ = bucket
-    members = ("me=127.0.0.1:1*1e-9", "away=127.0.0.1:2")  # which owns nearly everything
+    listen = f"127.0.0.1:{free_port()}"
+    members = (f"me={listen}*1e-9", "away=127.0.0.1:2")  # which owns nearly everything
     cluster = {"cluster": "lab", "cluster_key": "0123456789abcdef", "cluster_members": members, "node": "me"}
-    cluster |= {"listen": f"127.0.0.1:{free_port()}", "cluster_mode": (("*", "partition"),)}
+    cluster |= {"listen": listen, "cluster_mode": (("*", "partition"),)}
     settings = small(settings, ram_bytes=4 * MIB, **cluster)
     with open_snapshot("mask@v1", settings) as snapshot, publish(settings, Files(snapshot), np.arange(COUNT)) as ahead:
         client = connect(settings)
