@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from datacache.api.node import jobs as jobs
     from datacache.api.node import pin as pin
     from datacache.api.node import running_daemon as running_daemon
+    from datacache.api.node import start_failure as start_failure
     from datacache.api.node import unpin as unpin
     from datacache.api.node import warm as warm
     from datacache.api.opening import open_bucket as open_bucket

@@ -10,9 +10,15 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from datacache.cluster.members import DRAINED, DRAINING
-from datacache.core.errors import CacheError, DaemonSilentError, SnapshotNotFoundError
-from datacache.daemon.client import DaemonClient
+from datacache.cluster.members import DRAINED, DRAINING, IN_NO_CLUSTER, JOIN_A_CLUSTER
+from datacache.core.errors import (
+    CacheError,
+    DaemonSilentError,
+    DaemonUnavailableError,
+    SnapshotNotFoundError,
+    UsageError,
+)
+from datacache.daemon.client import DaemonClient, StartFailure
 from datacache.settings import Settings, load_settings
 
 _POLL_S = 0.05
@@ -44,27 +50,49 @@ def running_daemon(settings: Settings | None = None) -> DaemonClient | None:
     return None
 
 
+def start_failure(settings: Settings | None = None) -> StartFailure | None:
+    """Return why the last start of the node's daemon failed; None if it did not, or if nobody has tried."""
+    return DaemonClient(settings or load_settings()).start_failure()
+
+
 def cache_status(settings: Settings | None = None) -> dict[str, Any]:
     """Return tiers, data sets, pins, jobs and the hit rate of this node."""
     return connect(settings).cache_status()
 
 
 def cluster_status(settings: Settings | None = None) -> dict[str, Any]:
-    """Return the members of this node's cluster, and what came from them. `UsageError` where it is in none."""
-    return connect(settings).cluster()
+    """Return the members of this node's cluster, and what came from them. `UsageError` where it is in none,
+    `DaemonUnavailableError` if its daemon is stopped: then it is not among them."""
+    return _member(settings).cluster()
+
+
+def _member(settings: Settings | None) -> DaemonClient:
+    """Return the daemon of a node that is in its cluster now. Starts none: that would change the cluster."""
+    settings = settings or load_settings()
+    client = running_daemon(settings)
+    if client is not None:
+        return client
+    if not settings.cluster:
+        raise UsageError(IN_NO_CLUSTER, hint=JOIN_A_CLUSTER)
+    failure = start_failure(settings)
+    raise DaemonUnavailableError(
+        f"no daemon runs for {settings.home}: this node is not in the cluster {settings.cluster!r} now",
+        hint="Start it: dsctl daemon start"
+        + (f". Its last start failed: {failure.message}. {failure.hint}".rstrip() if failure is not None else ""),
+    )
 
 
 def drain_node(node: str = "", settings: Settings | None = None) -> dict[str, Any]:
     """Have a node own no blocks of its cluster until its daemon ends, and hand over what it has; '' is this node. Does
     not wait: see `follow_drain`. `UsageError` where there is none of this name, or this node is in no cluster;
-    `CacheError` if it cannot be told."""
-    return connect(settings).drain(node)
+    `DaemonUnavailableError` if its daemon is stopped; `CacheError` if the other one cannot be told."""
+    return _member(settings).drain(node)
 
 
 def follow_drain(node: str, settings: Settings | None = None) -> Iterator[dict[str, Any]]:
     """Yield the member again and again while it drains; the last one has drained, or is gone (`state` is ''), or was
     started again and drains no more. `CacheError` if it gets no further and does not answer."""
-    client, drains = connect(settings), False
+    client, drains = _member(settings), False
     last, ask_at_s = None, 0.0
     while True:
         view = client.cluster()

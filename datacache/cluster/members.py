@@ -29,6 +29,8 @@ DRAINING = "draining"
 """The node owns nothing any more, and hands over what it has; until then the new owners ask it."""
 DRAINED = "drained"
 """The node has handed over all that found room elsewhere."""
+IN_NO_CLUSTER = "this node is in no cluster"
+JOIN_A_CLUSTER = "Set DATACACHE_CLUSTER and start the daemon again: docs/CLUSTER.md"
 STATES = (JOINING, SERVING, DRAINING, DRAINED)
 
 

@@ -23,7 +23,7 @@ import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from datacache.core import ipc, lockfile
 from datacache.core.boot import stat_of
@@ -64,8 +64,6 @@ _LOOK_TIMEOUT_S = 10.0
 """For questions that the daemon answers from memory."""
 _ORDER_TIMEOUT_S = 600.0
 """For orders to the daemon itself, such as pins: while its pulse beats it is at work on them."""
-_START_FAILURE = "start.failure"
-"""A file with the reason why a daemon could not be started a moment ago, for processes that would try again at once."""
 _START_FAILURE_S = 5.0
 """Time in which no process of the home starts a daemon for a read after a start failed; three times as long as that
 start took, if that is more."""
@@ -82,6 +80,16 @@ class _Connection(Connection):
         super().__init__(connection, look=self.deadline.look, look_every_s=_LOOK_EVERY_S)
         self.introduced = False
         """True if the daemon was told over it how this process reaches stores."""
+
+
+class StartFailure(NamedTuple):
+    """Why the last start of a home's daemon failed."""
+
+    message: str
+    hint: str
+    ago_s: float
+    repeat_s: float
+    """For so long reads repeat it rather than try again."""
 
 
 class _PartAwayError(Exception):
@@ -459,22 +467,28 @@ class DaemonClient:
             raise silence
         return False
 
+    def start_failure(self) -> StartFailure | None:
+        """Return why the last start of the daemon failed; None if it did not."""
+        path = paths.start_failure_path(self._settings.home)
+        try:
+            until_s, message, hint = json.loads(path.read_text())
+            now_s = time.time()
+            return StartFailure(str(message), str(hint), now_s - path.stat().st_mtime, float(until_s) - now_s)
+        except (OSError, ValueError, TypeError):
+            return None
+
     def _note_failure(self, exc: DaemonUnavailableError, for_s: float) -> None:
-        """Tell all processes of the home, for some seconds, why no daemon could be started."""
+        """Tell all processes of the home why no daemon could be started, and for how long they need not try."""
         with contextlib.suppress(OSError):
-            path = self._settings.home / "run" / _START_FAILURE
+            path = paths.start_failure_path(self._settings.home)
             beside = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}")
             said = json.dumps([time.time() + for_s, exc.message, exc.hint])
             replace_file(path, said.encode(), beside=beside, durable=False)
 
     def _expect_no_failure(self) -> None:
-        try:
-            until_s, message, hint = json.loads((self._settings.home / "run" / _START_FAILURE).read_text())
-            fresh = 0 < float(until_s) - time.time() < _START_FAILURE_S + 3 * _START_TIMEOUT_S  # no clock set back
-        except (OSError, ValueError, TypeError):
-            return
-        if fresh:
-            raise DaemonUnavailableError(str(message), hint=str(hint))
+        failure = self.start_failure()
+        if failure is not None and 0 < failure.repeat_s < _START_FAILURE_S + 3 * _START_TIMEOUT_S:  # no clock set back
+            raise DaemonUnavailableError(failure.message, hint=failure.hint)
 
     @contextlib.contextmanager
     def _turn_to_start(self) -> Iterator[bool]:
@@ -491,9 +505,11 @@ class DaemonClient:
 
     def _start(self, end: float) -> None:
         process: subprocess.Popen[bytes] | None = None
-        lost_race_s, killed = 0.1, False
+        lost_race_s, killed, log_bytes = 0.1, False, 0
         while not self.alive():
             if process is None:
+                with contextlib.suppress(OSError):
+                    log_bytes = paths.log_path(self._settings.home).stat().st_size
                 process = self._spawn()
             elif process.poll() == _ALREADY_RUNNING:
                 # Another one holds the lock. It may die before it serves, so ours is tried again, ever less often.
@@ -503,7 +519,7 @@ class DaemonClient:
             elif (process.poll() or 0) < 0 and not killed:  # for want of memory, say: that may be chance, once
                 process, killed = None, True
             elif process.poll() is not None:
-                error, hint = self._last_words()
+                error, hint = self._last_words(log_bytes, process.returncode)
                 raise DaemonUnavailableError(
                     f"the cache daemon cannot be started: {error}",
                     hint=hint or f"Its log: {paths.log_path(self._settings.home)}. See also: dsctl doctor",
@@ -541,17 +557,18 @@ class DaemonClient:
                 hint="Set DATACACHE_HOME to a folder you can write to.",
             ) from exc
 
-    def _last_words(self) -> tuple[str, str]:
-        """Return the last error in the daemon's log, and its hint or ''."""
+    def _last_words(self, log_bytes: int, code: int) -> tuple[str, str]:
+        """Return the last error in the daemon's log behind so many bytes, and its hint or ''. `code`: it ended with."""
         with contextlib.suppress(OSError):
-            lines = paths.log_path(self._settings.home).read_text(errors="replace").splitlines()[-20:]
+            said = paths.log_path(self._settings.home).read_bytes()[log_bytes:]
+            lines = said.decode(errors="replace").splitlines()[-20:]
             errors = [at for at, line in enumerate(lines) if line.startswith("error: ")]
             if errors:
                 hint = next((line for line in lines[errors[-1] + 1 :] if line.startswith("hint: ")), "")
                 return lines[errors[-1]].removeprefix("error: "), hint.removeprefix("hint: ")
             if lines:
                 return lines[-1], ""
-        return "it said nothing", ""
+        return f"it ended ({code}) and said nothing", ""
 
     def _look_at(self, op: str, fields: object = None) -> dict[str, Any]:
         return self._call(op, fields, timeout_s=_LOOK_TIMEOUT_S)

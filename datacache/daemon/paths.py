@@ -35,6 +35,11 @@ def lock_path(home: Path) -> Path:
     return home / "run" / "daemon.lock"
 
 
+def start_failure_path(home: Path) -> Path:
+    """Name the file with the reason of the last start of a daemon, if it failed."""
+    return home / "run" / "start.failure"
+
+
 def log_path(home: Path) -> Path:
     """Name the daemon's log."""
     return home / "log" / "daemon.log"

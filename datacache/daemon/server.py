@@ -30,7 +30,7 @@ from datacache.catalog.base import Catalog
 from datacache.catalog.open import open_catalog_url
 from datacache.catalog.packs import stores_with_packs
 from datacache.catalog.refs import resolve
-from datacache.cluster.members import Members, ShownMembers, open_members
+from datacache.cluster.members import IN_NO_CLUSTER, JOIN_A_CLUSTER, Members, ShownMembers, open_members
 from datacache.cluster.peers import Peers, open_peers
 from datacache.core import counters, ipc, lockfile
 from datacache.core.errors import CacheError, DaemonRunningError, DatacacheError, SnapshotNotFoundError, UsageError
@@ -194,6 +194,7 @@ class Daemon:
     def begin(self) -> None:
         """Show readers that this daemon answers, and start what it does on its own. To be called once it listens."""
         if not self._part.number:
+            paths.start_failure_path(self._settings.home).unlink(missing_ok=True)
             self._pulse.start()
             self._leases.start()
 
@@ -485,9 +486,7 @@ class Daemon:
 
     def _in_cluster(self) -> Peers:
         if self._peers is None:
-            raise UsageError(
-                "this node is in no cluster", hint="Set DATACACHE_CLUSTER and start the daemon again: docs/CLUSTER.md"
-            )
+            raise UsageError(IN_NO_CLUSTER, hint=JOIN_A_CLUSTER)
         return self._peers
 
     def _stop(self, _: Fields) -> Result:

@@ -59,7 +59,12 @@ def status(app: App) -> None:
         raise
     if client is None:
         app.out.result({"running": False})
+        failure = api.start_failure(app.settings)
         hint = "It starts when it is needed, or: dsctl daemon start"
+        if failure is not None:
+            hint = (
+                f"Its last start failed {format_seconds(failure.ago_s)} ago: {failure.message}. {failure.hint}".rstrip()
+            )
         raise DaemonUnavailableError(f"no daemon runs for {app.settings.home}", hint=hint)
     health = client.health()
     app.out.result(

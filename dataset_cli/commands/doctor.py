@@ -29,7 +29,7 @@ from datacache.core.counters import count
 from datacache.core.errors import DatacacheError, MountError
 from datacache.settings import format_bytes
 from dataset_cli.app import App, command
-from dataset_cli.output import printable
+from dataset_cli.output import format_seconds, printable
 from dataset_cli.variables import differences, misspelt
 
 if TYPE_CHECKING:
@@ -312,7 +312,12 @@ def _daemon(settings: Settings) -> Iterator[Check]:
     try:
         client = api.running_daemon(settings)
         if client is None:
-            yield Check("daemon", "ok", "not running; it starts when it is needed")
+            failure = api.start_failure(settings)
+            if failure is None:
+                yield Check("daemon", "ok", "not running; it starts when it is needed")
+            else:
+                hint = f"{failure.hint} When that is mended: dsctl daemon start".lstrip()
+                yield Check("daemon", "fail", f"{failure.message} ({format_seconds(failure.ago_s)} ago)", hint)
             return
         health = client.health()
     except DatacacheError as exc:

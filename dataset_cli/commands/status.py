@@ -78,9 +78,10 @@ def status(app: App, metrics: bool) -> None:
     )
     known = catalog["error"] or f"{catalog['url']}: {count(catalog['datasets'], 'dataset')}"
     app.out.line(f"catalog  {known}")
-    running = "does not answer" if daemon_error else "not running; it starts when it is needed"
     if daemon is not None:
         running = f"pid {daemon['pid']}, up {format_seconds(daemon['uptime_s'])}"
+    else:
+        running = "does not answer" if daemon_error else _not_running(app)
     app.out.line(f"daemon   {running}")
     for mount in mounts:
         app.out.line(f"mount    {mount['mountpoint']}  {mount['ref']}  {mount['files']:,} files")
@@ -97,6 +98,14 @@ def status(app: App, metrics: bool) -> None:
         print_cache(app.out, cache)
     if catalog["error"]:
         raise click.exceptions.Exit(1)
+
+
+def _not_running(app: App) -> str:
+    failure = api.start_failure(app.settings)
+    if failure is None:
+        return "not running; it starts when it is needed"
+    app.out.warning(f"{failure.message}. {failure.hint}".rstrip())
+    return f"not running; its last start failed {format_seconds(failure.ago_s)} ago"
 
 
 def _catalog_state(app: App) -> dict[str, Any]:

@@ -218,9 +218,12 @@ def _beside_daemon(
         daemon.start_soon()
     found = start()
     if not foreground:
-        with contextlib.suppress(DaemonError):
+        try:
             daemon.ensure()
             then(daemon)
+        except DaemonError as exc:
+            until = "Until it runs, what is not on this node is read from the store, and not kept."
+            _log.warning("%s", f"{exc.message}. {until} {exc.hint}".rstrip())
     return found
 
 

@@ -97,6 +97,7 @@ def test_a_node_of_a_list_drains_at_the_word_of_another(dsctl: Dsctl, homes: dic
     def fetched() -> int:
         return int(re.findall(r"^datacache_fetched_total (\d+)$", dsctl("status", "--metrics", **nodes.a).out, re.M)[0])
 
+    assert dsctl("daemon", "start", **nodes.a).code == 0
     unknown = dsctl("cluster", "drain", "c", "--json", **nodes.a)
     assert (unknown.code, unknown.error["message"]) == (2, "the cluster has no node 'c'")
     away = dsctl("cluster", "drain", "b", "--json", **nodes.a)
@@ -142,7 +143,7 @@ def test_a_drain_is_followed_until_the_node_has_drained_or_does_so_no_more(monke
         told = (
             {"problem": "", "members": [{"node": "a", "state": state, "left": 0}] if state else []} for state in states
         )
-        monkeypatch.setattr(node, "connect", lambda _: SimpleNamespace(cluster=lambda: next(told)))
+        monkeypatch.setattr(node, "_member", lambda _: SimpleNamespace(cluster=lambda: next(told)))
         return [member["state"] for member in api.follow_drain("a")]
 
     monkeypatch.setattr(node, "_DRAIN_POLL_S", 0)
@@ -160,6 +161,18 @@ def test_a_node_that_cannot_start_says_what_to_set(dsctl: Dsctl, home: Path) -> 
     assert refused.code != 0
     assert "not where this node listens" in refused.error["message"]
     assert "DATACACHE_LISTEN" in refused.error["hint"]
+    for command in (("cluster", "status"), ("cluster", "drain"), ("daemon", "status")):
+        later = dsctl(*command, "--json", **_KEY)
+        assert later.error["message"].startswith("no daemon runs for")
+        assert "not where this node listens" in later.error["hint"]
+    assert "not where this node listens" in dsctl("status").err
+    [check] = [each for each in dsctl("doctor", "--json").json["checks"] if each["name"] == "daemon"]
+    assert check["state"] == "fail"
+    assert "not where this node listens" in check["message"]
+    assert dsctl("daemon", "start").code == 0
+    assert dsctl("daemon", "stop").code == 0
+    [check] = [each for each in dsctl("doctor", "--json").json["checks"] if each["name"] == "daemon"]
+    assert check["state"] == "ok"
 
 
 @pytest.mark.parametrize("problem", ["", "MongoDB does not answer"])
@@ -168,7 +181,7 @@ def test_following_a_node_that_gets_no_further_ends(monkeypatch: pytest.MonkeyPa
         raise CacheError("the node 'a' cannot be told to drain: timed out")
 
     listed = {"problem": problem, "members": [{"node": "a", "state": "draining", "left": 5}]}
-    monkeypatch.setattr(node, "connect", lambda _: SimpleNamespace(cluster=lambda: listed, drain=drain))
+    monkeypatch.setattr(node, "_member", lambda _: SimpleNamespace(cluster=lambda: listed, drain=drain))
     monkeypatch.setattr(node, "_DRAIN_POLL_S", 0)
     monkeypatch.setattr(node, "_DRAIN_SILENT_S", 0)
     with pytest.raises(CacheError, match=problem or "cannot be told to drain"):
@@ -182,6 +195,7 @@ def test_a_node_in_no_cluster_says_how_to_be_in_one(dsctl: Dsctl, home: Path, wh
     assert refused.code == 2
     assert "in no cluster" in refused.error["message"]
     assert "DATACACHE_CLUSTER" in refused.error["hint"]
+    assert dsctl("daemon", "start").code == 0
     assert 'datacache_cluster_members{state="serving"} 0' in dsctl("status", "--metrics").out
 
 

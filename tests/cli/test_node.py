@@ -65,7 +65,10 @@ def test_a_mount_shows_the_bucket_until_it_is_unmounted(dsctl: Dsctl, ref: str, 
     assert missing.code == 1
     assert missing.error["hint"] == f"mkdir -p {folder}"
     folder.mkdir()
-    mounted = dsctl("mount", ref, folder, "--umask", "077", "--uid", "1234", "--workers", "1", "--json")
+    no_key = {"DATACACHE_CLUSTER": "lab"}  # with which no daemon starts
+    mounted = dsctl("mount", ref, folder, "--umask", "077", "--uid", "1234", "--workers", "1", "--json", **no_key)
+    assert "cannot be started: the cluster 'lab' is set, and no key for it. Until it runs," in mounted.err
+    assert "DATACACHE_CLUSTER_KEY_FILE" in mounted.err
     assert mounted.code == 0, mounted.err
     assert set(mounted.json) == {"mountpoint", "ref", "files", "bytes", "pid", "workers", "log", "errors"}
     assert mounted.json["files"] == 3

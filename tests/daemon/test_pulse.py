@@ -240,6 +240,15 @@ def test_a_daemon_that_cannot_be_started_is_not_tried_by_each_read_anew(settings
     assert len(spawned) == 2
 
 
+def test_a_daemon_that_ends_without_a_word_is_not_given_the_words_of_one_before_it(settings, monkeypatch):
+    log = paths.log_path(settings.home)
+    log.parent.mkdir(parents=True)
+    log.write_text("error: the disk was full yesterday\n")
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(DaemonUnavailableError, match=r"it ended \(1\) and said nothing"):
+        connect(settings)
+
+
 @promise("A pin of a snapshot of a million files is waited for")
 def test_what_takes_long_is_waited_for_whatever_the_patience_with_stores(settings, monkeypatch):
     """A pin of a million files takes the daemon longer than a store may take for an answer."""
