@@ -40,7 +40,7 @@ class Member:
 
     id: str
     address: str
-    """`HOST:PORT`, where peers reach the node. A node recognises itself by it."""
+    """`HOST:PORT`, where peers reach the node. A node recognises itself by its id and this."""
     weight: float
     """Share of the blocks in relation to others: the capacity in bytes, or a number of the list."""
     zone: str = ""

@@ -151,7 +151,7 @@ class MongoMembers:
         return "" if found["holder"] == self._holder else str(found["address"])
 
     def _read(self) -> None:
-        shown = dict.fromkeys(("node", "address", "weight", "zone", "state", "left", "holder"), 1)
+        shown = dict.fromkeys(("cluster", "node", "address", "weight", "zone", "state", "left", "holder"), 1)
         pipeline: list[_Document] = [
             # Of other types they would be an error of the whole view.
             {"$match": {"cluster": self._cluster, "seen": {"$type": "date"}, "$expr": {"$and": self._lives()}}},
@@ -241,6 +241,8 @@ def _member(found: _Document) -> Member:
     for name in ("node", "address", "zone", "state"):
         if not isinstance(found[name], str):
             raise TypeError(name)
+    if found["_id"] != f"{found['cluster']}/{found['node']}":  # another node's name
+        raise ValueError("node")
     parse_address(found["address"])
     if not 0 <= float(found["weight"]) < math.inf:
         raise ValueError("weight")

@@ -93,7 +93,7 @@ class Peers:
         """Return whom to ask for a block: its owner, then who stands in for it. Empty if this node is the owner."""
         if self._mode_of(dataset) == "off":
             return []
-        return list(takewhile(lambda member: member.address != self.address, self._placed().ranked(id, _RANK)))
+        return list(takewhile(self._is_other, self._placed().ranked(id, _RANK)))
 
     def ranked_across(self, id: BlockId, dataset: str) -> list[Member]:
         """Return the nodes of other zones that come before this one in the rank of all: one of them is the block's
@@ -101,8 +101,7 @@ class Peers:
         if self._mode_of(dataset) == "off":
             return []
         ranked = self._placed().ranked_across(id, _RANK)
-        before = takewhile(lambda member: member.address != self.address, ranked)
-        return [member for member in before if member.zone != self._zone]
+        return [member for member in takewhile(self._is_other, ranked) if member.zone != self._zone]
 
     def get(
         self,
@@ -128,11 +127,11 @@ class Peers:
         placement = self._placed()
         asked, ranked = placement.leaving(id), placement.ranked(id, _RANK + _FURTHER)
         # Until this node's own view says that it serves, it has no rank: the first may have stood in for it.
-        at = next((at for at, member in enumerate(ranked) if member.address == self.address), -1)
+        at = next((at for at, member in enumerate(ranked) if not self._is_other(member)), -1)
         if at or time.monotonic() - self._changed_at < _LATELY_S:
             asked += ranked[at + 1 : at + 1 + _FURTHER]
             across = placement.ranked_across(id, _RANK)  # an owner among all zones is asked by all others
-            at = next((at for at, member in enumerate(across) if member.address == self.address), -1)
+            at = next((at for at, member in enumerate(across) if not self._is_other(member)), -1)
             asked += [member for member in across[at + 1 : at + 2] if member not in asked]
         found = self._first(asked, (ref, number, dataset), Mode.HAVE, patience or SilenceBudget())
         return found if isinstance(found, memoryview) else None
@@ -190,8 +189,8 @@ class Peers:
         return untold
 
     def note(self, node: str, state: str, left: int) -> dict[str, Any]:
-        """Take note of what a node of a list tells of itself; return the same of this one."""
-        if isinstance(self.members, StaticMembers) and state in STATES:
+        """Take note of what another node of a list tells of itself; return the same of this one."""
+        if isinstance(self.members, StaticMembers) and state in STATES and node != self.me.node:
             self.members.note(node, state, left)
         return self._own_state()
 
@@ -212,7 +211,7 @@ class Peers:
     @property
     def serves(self) -> bool:
         """True as long as this node's own view says that it serves."""
-        return any(member.address == self.address and member.state == SERVING for member in self.members.view.members)
+        return any(not self._is_other(member) and member.state == SERVING for member in self.members.view.members)
 
     def owners(self, ids: Sequence[BlockId], *, without: Collection[str] = ()) -> dict[Member, list[int]]:
         """Return the owners of some blocks, each with the positions of its own, as if nodes at some addresses were not
@@ -245,6 +244,11 @@ class Peers:
         """Return what `describe` has that is of this process alone."""
         members = [{name: each[name] for name in ("node", "problem")} for each in self._described()]
         return {"members": members, "from_nodes": vars(self.stats)}
+
+    def _is_other(self, member: Member) -> bool:
+        """Tell whether a member is not this node. It is by name and address: another one may have been at this address
+        a moment ago, and the second node of a name is not in the view."""
+        return (member.id, member.address) != (self.me.node, self.address)
 
     @property
     def _listed(self) -> bool:
@@ -283,9 +287,9 @@ class Peers:
         with self._lock:
             if view.version != self._version:
                 # A list says where each node is, this one included.
-                self._zone = next((m.zone for m in view.members if m.address == self.address), self._zone)
+                mine = [member for member in view.members if not self._is_other(member)]
+                self._zone = mine[0].zone if mine else self._zone
                 self._version, self._placement = view.version, Placement(view.members, self._zone)
-                mine = (member for member in view.members if member.address == self.address)
                 self._leaves = any(member.state in (DRAINING, DRAINED) for member in mine)
                 there = {_key(member) for member in view.members}
                 gone = [self._peers.pop(key) for key in list(self._peers) if key not in there]

@@ -224,7 +224,7 @@ def test_a_node_starts_while_mongodb_is_away_and_joins_when_it_is_back(tmp_path:
 def test_a_lease_that_cannot_be_read_is_passed_over(url: str) -> None:
     a, b = a_node(url, "a"), a_node(url, "b")
     b.refresh()
-    odd = {"node": [5], "address": [7, "b", "b:99999"], "weight": [None, "x", math.inf, math.nan], "seen": ["now"]}
+    odd = {"node": [5, "a"], "address": [7, "b", "b:99999"], "weight": [None, "x", math.inf, math.nan], "seen": ["now"]}
     with leases_of(url) as leases:
         lease = leases.find_one({"node": "b"})
         assert lease is not None

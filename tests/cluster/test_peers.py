@@ -16,7 +16,7 @@ import pytest
 
 from datacache.cluster import peer as peer_module
 from datacache.cluster import peers as peers_module
-from datacache.cluster.members import JOINING, Member, StaticMembers
+from datacache.cluster.members import DRAINED, DRAINING, JOINING, SERVING, Member, StaticMembers
 from datacache.cluster.peer import Question, SilenceBudget, SilentError
 from datacache.cluster.peers import Peers
 from datacache.cluster.placement import Placement
@@ -430,6 +430,30 @@ def test_a_node_that_came_back_is_asked_at_once(nodes: Nodes, monkeypatch: pytes
     assert nodes.add(honest, port) == gone
     assert get(peers, gone) is None
     assert get(peers, replace(gone, since_ms=1)) == CONTENT
+
+
+def test_a_node_that_had_this_ones_address_before_takes_no_block_from_it(nodes: Nodes) -> None:
+    me, good = nodes.members[0], nodes.add(honest)
+    nodes.members.append(Member("before", me.address, 1e9, "west", DRAINING))
+    peers, ids = nodes.peers(), [BlockId(bytes([number]) * 20) for number in range(9)]
+    assert not peers.leaves
+    peers.members.set_state(DRAINED)
+    assert peers.leaves
+    peers.members.set_state(SERVING)
+    peers.members.view = peers.members.view.replaced(  # type: ignore[misc]
+        [me, good, replace(nodes.members[2], state=SERVING)]
+    )
+    assert {peers.ranked_before_this(id, "d")[-1] for id in ids if peers.ranked_before_this(id, "d")} == {good}
+    peers.members.set_state(DRAINING)
+    assert not peers.serves
+
+
+def test_no_other_node_tells_the_state_of_this_one(nodes: Nodes) -> None:
+    nodes.add(honest)
+    peers = nodes.peers()
+    peers.note("n1", DRAINING, 3)
+    assert peers.note("me", DRAINING, 3) == {"node": "me", "state": SERVING, "left": 0}
+    assert [member.state for member in peers.members.view.members] == [SERVING, DRAINING]
 
 
 def add_lacking(nodes: Nodes, count: int) -> list[str]:
