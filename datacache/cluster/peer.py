@@ -35,8 +35,8 @@ from datacache.exchange.wire import MOST_BLOCKS, BlocksRequest, Mode
 log = logging.getLogger(__name__)
 _CONNECT_S = 0.5
 _LOOK_EVERY_S = 0.02
-_REQUEST_S = 60.0
-"""The time for requests over one connection that are not for blocks."""
+REQUEST_S = 60.0
+"""The time for a request that is not for blocks."""
 LEAST_S, MOST_S = 0.25, 1.0
 """Bounds of the time that a node has for its first word. The second is also for each further sign of life."""
 _TIMES_P99 = 4.0
@@ -354,8 +354,11 @@ class _LivelyDeadline(Deadline):
 class NodeConnection(Connection):
     """An authenticated connection to a node, with an end of all waiting."""
 
-    def __init__(self, member: Member, me: Identity, *, give_up_at: float = math.inf) -> None:
-        """`give_up_at`: when it is to be there."""
+    def __init__(
+        self, member: Member, me: Identity, *, give_up_at: float = math.inf, patience_s: float = REQUEST_S
+    ) -> None:
+        """`give_up_at`: when it is to be there. `patience_s`: for each request that is not for blocks."""
+        self._patience_s = patience_s
         now = time.monotonic()
         plain = _connected(member.address, max(_LOOK_EVERY_S, min(_CONNECT_S, give_up_at - now)))
         self.deadline = _LivelyDeadline("the node did not answer in time")
@@ -387,7 +390,7 @@ class NodeConnection(Connection):
 
     def _give_time(self) -> None:
         """Give the next request that is not for blocks its time."""
-        end_at = time.monotonic() + _REQUEST_S
+        end_at = time.monotonic() + self._patience_s
         self.deadline.begin(end_at, end_at)
 
 

@@ -26,9 +26,10 @@ from datacache.cluster.members import (
     StaticMembers,
     read_cluster_key,
 )
-from datacache.cluster.peer import Came, NodeConnection, OtherNode, Question, SilenceBudget, SilentError
+from datacache.cluster.peer import REQUEST_S, Came, NodeConnection, OtherNode, Question, SilenceBudget, SilentError
 from datacache.cluster.placement import Placement
-from datacache.core.errors import CacheError, DatacacheError, StoreError, StoreUnavailableError, UsageError
+from datacache.core.concurrency import gather
+from datacache.core.errors import CacheError, StoreError, StoreUnavailableError, UsageError
 from datacache.core.ids import BlockId, ObjectRef
 from datacache.exchange.auth import Identity, PeerRefusedError
 from datacache.exchange.tls import Certificates
@@ -43,6 +44,8 @@ _MORE_S = 5.0
 """How long the owner of a block may take for it beyond a store's last try."""
 _LAST_TRY = 0.25
 """The part of the time for a store that this node tries it, once it has not answered the owner for all of that."""
+_TELL_S = 5.0
+"""How long a node may take to tell its state."""
 _LATELY_S = 600.0
 """So long after it began to serve, or another node went, an owner asks who may have a block."""
 
@@ -176,17 +179,23 @@ class Peers:
         Where the members are found through the catalog, they hear it from there."""
         if not isinstance(self.members, StaticMembers):
             return []
-        untold = []
-        for member in self.members.view.members:
-            if member.id == self.me.node or (nodes is not None and member.id not in nodes):
-                continue
+
+        def told(member: Member) -> bool:
             try:
-                with contextlib.closing(self.connect(member)) as connection:
+                with contextlib.closing(self.connect(member, patience_s=_TELL_S)) as connection:
                     theirs = connection.ask("state", self._own_state())
                 self.note(member.id, str(theirs.get("state")), int(theirs.get("left", 0)))
-            except (OSError, DatacacheError):
-                untold.append(member.id)
-        return untold
+            except Exception:  # noqa: BLE001 - it is away, or answers nonsense
+                return False
+            return True
+
+        others = [member for member in self.members.view.members if member.id != self.me.node]
+        some = [member for member in others if nodes is None or member.id in nodes]
+        try:
+            came = gather(told, some)  # at once: one that hangs keeps no other waiting
+        except RuntimeError:  # no more threads can be started
+            came = [False] * len(some)
+        return [member.id for member, heard in zip(some, came, strict=True) if heard is not True]
 
     def note(self, node: str, state: str, left: int) -> dict[str, Any]:
         """Take note of what another node of a list tells of itself; return the same of this one."""
@@ -198,9 +207,10 @@ class Peers:
         me = next((member for member in self.members.view.members if member.id == self.me.node), None)
         return {"node": me.id, "state": me.state, "left": me.left} if me else {}
 
-    def connect(self, member: Member) -> NodeConnection:
-        """Return a connection to a node, for other requests than for blocks. `OSError`, `PeerRefusedError`."""
-        return NodeConnection(member, self.me)
+    def connect(self, member: Member, *, patience_s: float = REQUEST_S) -> NodeConnection:
+        """Return a connection to a node, for other requests than for blocks: `patience_s` for each. `OSError`,
+        `PeerRefusedError`."""
+        return NodeConnection(member, self.me, patience_s=patience_s)
 
     @property
     def leaves(self) -> bool:

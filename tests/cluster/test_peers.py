@@ -456,6 +456,26 @@ def test_no_other_node_tells_the_state_of_this_one(nodes: Nodes) -> None:
     assert [member.state for member in peers.members.view.members] == [SERVING, DRAINING]
 
 
+def test_a_node_that_hangs_keeps_no_other_from_being_told_the_state_of_this_one(nodes: Nodes) -> None:
+    told = threading.Event()
+
+    def answer(frames: FrameSocket, request: Frame) -> None:
+        frames.send(Kind.OK, request.number, body=b"{}")
+
+    def hang(frames: FrameSocket, request: Frame) -> None:
+        if told.wait(30):
+            answer(frames, request)
+
+    def be_told(frames: FrameSocket, request: Frame) -> None:
+        told.set()
+        answer(frames, request)
+
+    nodes.add(answering(Kind.OK, body=b"[]"))
+    nodes.add(hang)
+    nodes.add(be_told)
+    assert nodes.peers().tell() == ["n1"]
+
+
 def add_lacking(nodes: Nodes, count: int) -> list[str]:
     """Add nodes that have nothing; return a list of those that are asked."""
     asked: list[str] = []
