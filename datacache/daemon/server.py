@@ -144,7 +144,6 @@ class Daemon:
         self._operations: dict[str, Callable[[Fields], Result]] = {
             "health": self._health,
             "cache": self._cache,
-            "metrics": self._metrics,
             "warm": self._warm,
             "fill": self._fill,
             "jobs": self._jobs,
@@ -154,12 +153,16 @@ class Daemon:
             "unpin": self._unpin,
             "evict": self._evict,
             "datasets": self._datasets,
-            "mounts": self._mounts,
             "environment": self._environment,
-            "stop": self._stop,
             "cluster": self._cluster,
-            "drain": self._drain,
         }
+        if not self._part.number:  # of the node as a whole
+            self._operations |= {
+                "metrics": self._metrics,
+                "mounts": self._mounts,
+                "stop": self._stop,
+                "drain": self._drain,
+            }
 
     def answer(self, request: Frame) -> Generator[Answer, None, None]:
         """Answer one frame."""

@@ -23,11 +23,11 @@ from datacache.api import running_daemon
 from datacache.cluster.members import DRAINING, SERVING, Member, ShownMembers, StaticMembers
 from datacache.core import ipc
 from datacache.core.boot import stat_of
-from datacache.core.errors import CacheError
+from datacache.core.errors import CacheError, UsageError
 from datacache.core.ids import ObjectRef, object_id
 from datacache.daemon import paths
 from datacache.daemon.client import DaemonClient
-from datacache.daemon.parts import PartProcesses
+from datacache.daemon.parts import PartProcesses, ask_part
 from datacache.exchange.frames import Frame, Kind
 from datacache.exchange.server import Answer, FrameServer
 from datacache.exchange.wire import BlocksRequest
@@ -190,6 +190,9 @@ def test_state_pins_and_eviction_are_of_all_parts(bucket, home, monkeypatch) -> 
     client.unpin(ref)
     assert client.evict("d")["freed_bytes"] > sum(map(len, DATA.values()))
     assert client.cache_status()["tiers"][1]["blocks"] == 0
+    for op in (b"metrics", b"mounts", b"stop", b"drain"):
+        with pytest.raises(UsageError, match="does not know"):
+            ask_part(home, 2, lambda of, op=op: of.call(op.decode(), b""))
 
 
 def test_a_snapshot_that_is_open_outlives_changes_of_the_number_and_each_block_is_got_once(
