@@ -293,8 +293,7 @@ class Daemon:
         if self._part.number:
             with contextlib.suppress(OSError, DatacacheError):  # it ends, and this process with it
                 ask_part(self._settings.home, 0, lambda of: of.ask("fill", fields))
-            return
-        self._fill_if_it_fits(dataset, snapshot)
+        self._fill_if_it_fits(dataset, snapshot)  # a part, too: the others know it already if it was started again
         self._of_parts("fill", fields)
 
     def _fill(self, fields: Fields) -> Result:
@@ -347,9 +346,11 @@ class Daemon:
 
     def _job(self, fields: Fields, hint: str = "The daemon was restarted; ask for it again.") -> Result:
         job = self._warmer.job(fields.text("id"))
+        if job is None and self._part.number:  # its process was started again meanwhile
+            return self._warm(fields) if fields.optional_text("ref") else {}
         if job is None:
             raise SnapshotNotFoundError("there is no such job", hint=hint)
-        return self._added_up("job", asdict(job), {"id": job.id})
+        return self._added_up("job", asdict(job), {"id": job.id, "ref": "" if job.cancelled else job.ref})
 
     def _jobs(self, _: Fields) -> Result:
         return self._added_up("jobs", self._job_state())

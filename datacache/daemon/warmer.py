@@ -63,7 +63,7 @@ class WarmJob:
     state: str = "running"
     """running, done, incomplete (the tiers are full), failed or cancelled."""
     cancelled: bool = False
-    """True once somebody asked for its end; `state` tells when it has ended."""
+    """True once somebody asked for its end; `state` tells how it has ended."""
     background: bool = False
     files_total: int = 0
     files_done: int = 0
@@ -156,7 +156,7 @@ class Warmer:
     def cancel(self, id: str) -> None:
         """Have a job end soon, if there is one; the cache keeps its blocks."""
         job = self._jobs.get(id)
-        if job is not None and job.state == "running":
+        if job is not None:
             job.cancelled = True
 
     def stop(self) -> None:
