@@ -29,7 +29,7 @@ from datacache.core.errors import DatacacheError, StoreUnavailableError
 from datacache.core.ids import BLOCK_BYTES, ObjectRef, block_length
 from datacache.exchange.auth import Identity, introduce
 from datacache.exchange.client import Connection
-from datacache.exchange.frames import Deadline, Frame, Kind, Pace
+from datacache.exchange.frames import Deadline, Frame, FrameError, Kind, Pace
 from datacache.exchange.wire import MOST_BLOCKS, BlocksRequest, Mode
 
 log = logging.getLogger(__name__)
@@ -39,6 +39,9 @@ REQUEST_S = 60.0
 """The time for a request that is not for blocks."""
 LEAST_S, MOST_S = 0.25, 1.0
 """Bounds of the time that a node has for its first word. The second is also for each further sign of life."""
+_ANSWERS, _ANSWERS_A_SECOND = 4 * MOST_BLOCKS, 32
+"""The most answers to a request: two for each block at once, and signs of life, which a node sends four times a
+second."""
 _TIMES_P99 = 4.0
 _TIMES_KEPT = 256
 _IDLE = 32
@@ -329,13 +332,18 @@ class _LivelyDeadline(Deadline):
     def begin(self, give_up_at: float, end_at: float) -> None:
         """Wait until `give_up_at`, and whatever comes not longer than until `end_at`."""
         self.give_up_at, self._end_at = give_up_at, end_at
+        self._begun, self._answers = time.monotonic(), 0
         self.pace.begin()
 
     def go_on(self) -> None:
-        """Wait for the next sign of life. A node that sends them without a pause is never waited for, and comes to
-        an end all the same."""
+        """Wait for the next sign of life. `FrameError` if they come faster than any node sends them: a processor would
+        be busy with them for as long as the block may take."""
         now = self._before_end()
-        self.begin(min(self._end_at, now + MOST_S), self._end_at)
+        self._answers += 1
+        if self._answers > _ANSWERS + _ANSWERS_A_SECOND * (now - self._begun):
+            raise FrameError("the node sends signs of life without a pause")
+        self.give_up_at = min(self._end_at, now + MOST_S)
+        self.pace.begin()
 
     def look(self) -> None:
         """Raise `TimeoutError` when the time is up."""

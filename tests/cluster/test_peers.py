@@ -263,17 +263,16 @@ def test_bytes_are_a_sign_of_life_unless_they_drip(nodes: Nodes, how: str, monke
 
 
 @promise("An owner whose store does not answer is not blamed for it")
-@pytest.mark.parametrize("signs", [1, 1000])
 def test_an_owner_that_gets_a_block_for_ever_is_given_up_and_not_blamed(
-    nodes: Nodes, monkeypatch: pytest.MonkeyPatch, signs: int
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(peers_module, "_MORE_S", 0.0)
     whole_frames = REF._replace(size_bytes=24)  # so that there is never a piece of one, for whose rest one waits
 
     def never(frames: FrameSocket, request: Frame) -> None:
         for _ in range(600):  # seconds of it
-            nodes.over.wait(0.05 if signs == 1 else 0)
-            frames.send_parts([header(Kind.WAIT, request.number, 0, 0) * signs])
+            nodes.over.wait(0.05)
+            frames.send(Kind.WAIT, request.number)
         frames.send(Kind.OK, request.number, checksum_of(bytes(24)), bytes(24))
 
     owner, other = nodes.add(never), nodes.add(honest)
@@ -281,6 +280,20 @@ def test_an_owner_that_gets_a_block_for_ever_is_given_up_and_not_blamed(
     for _ in range(2):
         assert isinstance(peers.get([owner, other], whole_frames, 0, "d"), StoreUnavailableError)
     assert peers.describe()["members"][1]["problem"] == ""
+
+
+@promise("A node that answers wrongly, late or not at all is passed over")
+def test_a_node_that_sends_signs_of_life_without_a_pause_is_passed_over(nodes: Nodes) -> None:
+    def hurry(frames: FrameSocket, request: Frame) -> None:
+        with contextlib.suppress(OSError):  # the other side has hung up
+            while not nodes.over.is_set():
+                frames.send_parts([header(Kind.WAIT, request.number, 0, 0) * 1000])
+        raise ConnectionResetError
+
+    hasty, good = nodes.add(hurry), nodes.add(honest)
+    peers = nodes.peers()
+    assert get(peers, hasty, good) == CONTENT
+    assert "without a pause" in peers.describe()["members"][1]["problem"]
 
 
 def test_questions_that_wait_for_the_first_word_of_a_node_go_together(nodes: Nodes) -> None:
