@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
+import mmap
 import os
 import random
 import re
@@ -23,6 +25,7 @@ from datacache.core.ids import ObjectRef, block_id, object_id
 from datacache.daemon.orders.plan import Plan, PlanObjects
 from datacache.daemon.orders.plan_file import PlanFile, PlanHeader, new_plan_file, remove_if_dead
 from datacache.loaders.lookahead import PlanSource, publish
+from datacache.tiers.layout import ssd_dir
 from datacache.tiers.local import LocalBlocks
 from datacache.tiers.memory import lookahead_dir
 from tests.conformance.faults import Fault, FaultProxy
@@ -100,15 +103,27 @@ def small(settings, **changes):
     return dataclasses.replace(settings, **({"concurrency": 4} | changes))
 
 
+def bytes_in_page_cache(path: Path) -> int:
+    """Ask mincore(2) how much of a file the kernel has in memory."""
+    with path.open("rb") as file:
+        pages = np.frombuffer(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ), np.uint8)
+    found = np.zeros(-(-len(pages) // mmap.PAGESIZE), np.uint8)
+    begin, result = (ctypes.c_void_p(array.ctypes.data) for array in (pages, found))
+    assert ctypes.CDLL(None).mincore(begin, ctypes.c_size_t(len(pages)), result) == 0
+    return int((found & 1).sum()) * mmap.PAGESIZE
+
+
 @promise("A published order is fetched in that order, within a window")
-def test_blocks_are_fetched_in_the_published_order(bucket):
+def test_blocks_are_fetched_in_the_published_order_and_stay_in_the_page_cache(bucket):
     settings, proxy, _ = bucket
     settings = small(settings, concurrency=1)  # of several at a time, any may be held up while the others go on
     order = np.random.default_rng(1).permutation(COUNT)
     with open_snapshot("mask@v1", settings) as snapshot, publish(settings, Files(snapshot), order) as ahead:
         wait_for(lambda: len(rows_got(proxy)) == COUNT)
         assert ahead.wait_sent()
+        wait_for(lambda: plan_of(connect(settings))["fetched"] == COUNT)
     assert rows_got(proxy) == order.tolist()
+    assert sum(map(bytes_in_page_cache, ssd_dir(settings.home).iterdir())) >= COUNT * SIZE
 
 
 @promise("A published order is fetched in that order, within a window")
