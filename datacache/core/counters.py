@@ -10,7 +10,6 @@ Counts in messages: `1 link`, `1,204 links`. Used wherever something is said to 
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import threading
 from collections.abc import Callable, Iterable
@@ -89,10 +88,12 @@ class Counters:
         return values, threading.Lock()
 
 
-@functools.cache
+_all: dict[Path, Counters] = {}
+
+
 def counters_of(folder: Path, make: Callable[[Path], None]) -> Counters:
     """Return the counters of a home, one object a process. `make(folder)` makes the folder, or raises `OSError`."""
-    return Counters(folder, make)
+    return _all.setdefault(folder, Counters(folder, make))
 
 
 def totals(folder: Path) -> dict[str, int]:

@@ -81,7 +81,9 @@ class Loader:
         self._worker_init, self._context = worker_init_fn, multiprocessing_context
         self._of_workers = {"persistent_workers": persistent_workers, "timeout": timeout}
         self._report_every, self._on_step = report_every, on_step
-        self._counters: Counters = counters_of(counters_dir(settings.home, settings.ram_dir), make_shared)
+        self._counters: Counters = counters_of(
+            counters_dir(settings.home, settings.ram_dir), partial(make_shared, home=settings.home)
+        )
         self._choice: Choice | None = None
         self._batches: _Batches | None = None
         self._generator: Any = None

@@ -96,7 +96,7 @@ class Lookahead:
         self._file: PerProcess[PlanFile | None] = PerProcess(lambda: None)
         if self._source is not None:
             try:
-                file = new_plan_file(lookahead_dir(settings.home, settings.ram_dir), start)
+                file = new_plan_file(lookahead_dir(settings.home, settings.ram_dir), settings.home, start)
             except OSError as exc:  # a full disk, or a home that is not ours to write to
                 log.debug("no order is published: %s", exc)
                 return

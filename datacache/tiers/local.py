@@ -14,6 +14,7 @@ import mmap
 import os
 import resource
 from collections.abc import Callable, Sequence
+from functools import partial
 from os import SEEK_END, lseek
 from pathlib import Path
 from time import monotonic
@@ -390,7 +391,7 @@ class LocalBlocks:
     def _use_memory(self, folder: Path) -> None:
         self._memory = folder
         self._access = AccessTable(folder / "access.bin")
-        self.counters: Counters = counters_of(folder / "counters", make_shared)
+        self.counters: Counters = counters_of(folder / "counters", partial(make_shared, home=self._home))
         self._hit: Callable[[int, int], None] = self.counters.hit if self._count_hits else _count_nothing
         self.tiers = (LocalTier(0, folder), LocalTier(1, layout.ssd_dir(self._home)))
 

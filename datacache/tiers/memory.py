@@ -17,6 +17,7 @@ import shutil
 import stat
 import struct
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from hashlib import blake2b
@@ -57,7 +58,7 @@ def is_private(folder: Path) -> bool:
     return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o077
 
 
-def make_shared(folder: Path) -> None:
+def make_shared(folder: Path, home: Path) -> None:
     """Make a folder of `counters_dir` or `lookahead_dir`. `OSError` if that fails, or if the folder above is not this
     user's alone."""
     above = folder.parent
@@ -65,6 +66,9 @@ def make_shared(folder: Path) -> None:
         above.mkdir(mode=0o700)
     if not is_private(above):
         raise PermissionError(13, "not a folder of this user alone", str(above))
+    if not (above / _HOME).exists():  # no daemon has made it
+        with contextlib.suppress(FileNotFoundError):  # nor the home yet
+            _note_home(above, home)
     folder.mkdir(mode=0o700, exist_ok=True)
 
 
@@ -78,11 +82,16 @@ def held_memory_dir(home: Path, ram_dir: Path) -> Iterator[Path]:
         with contextlib.suppress(FileNotFoundError):  # it was taken for such a one just before the home was made
             fd = lockfile.open_locked(folder, os.O_RDONLY | os.O_DIRECTORY, wait=True)
     try:
-        noted = {"home": str(home.resolve()), "device": os.stat(home).st_dev, "namespace": _namespace()}
-        replace_file(folder / _HOME, json.dumps(noted).encode(), durable=False)
+        _note_home(folder, home)
         yield folder
     finally:
         os.close(fd)
+
+
+def _note_home(folder: Path, home: Path) -> None:
+    noted = {"home": str(home.resolve()), "device": os.stat(home).st_dev, "namespace": _namespace()}
+    beside = folder / f"{_HOME}.{os.getpid()}.{threading.get_ident()}"  # others may be at it, too
+    replace_file(folder / _HOME, json.dumps(noted).encode(), beside=beside, durable=False)
 
 
 def abandoned_dirs(ram_dir: Path) -> list[Path]:

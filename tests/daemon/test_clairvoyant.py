@@ -201,7 +201,9 @@ def test_what_a_region_holds_is_known_from_the_index():
 
 
 def test_a_plan_that_was_sent_again_takes_the_place_of_the_first(tmp_path):
-    file = new_plan_file(tmp_path / "lookahead", 0)  # in a folder that is ours alone, as its parent need not be
+    file = new_plan_file(
+        tmp_path / "lookahead", tmp_path, 0
+    )  # in a folder that is ours alone, as its parent need not be
     header = PlanHeader(
         id=file.path.name, pid=1, started=1, dataset="d", snapshot="", refs=(), columns=1, items=0, next_items=0
     )

@@ -370,7 +370,9 @@ with open_snapshot("mask@v1", settings) as snapshot:
 
 
 def test_since_when_a_position_stands_still_is_known(tmp_path):
-    file = new_plan_file(tmp_path / "lookahead", 0)  # in a folder that is ours alone, as its parent need not be
+    file = new_plan_file(
+        tmp_path / "lookahead", tmp_path, 0
+    )  # in a folder that is ours alone, as its parent need not be
     header = PlanHeader(
         id=file.path.name, pid=1, started=1, dataset="d", snapshot="", refs=(), columns=1, items=9, next_items=0
     )
@@ -391,7 +393,8 @@ import os, signal, sys, time
 from datacache import load_settings
 from datacache.daemon.orders.plan_file import new_plan_file
 from datacache.tiers.memory import lookahead_dir
-file = new_plan_file(lookahead_dir(load_settings().home, load_settings().ram_dir), 0)
+home = load_settings().home
+file = new_plan_file(lookahead_dir(home, load_settings().ram_dir), home, 0)
 if os.fork() == 0:  # says where, so its end of the fork is over
     print(file.path, flush=True)
 time.sleep(60)

@@ -9,8 +9,10 @@ from dataclasses import replace
 
 import pytest
 
+from datacache.core.counters import totals
 from datacache.daemon import server
 from datacache.tiers import memory
+from datacache.tiers.local import LocalBlocks
 from datacache.tiers.memory import abandoned_dirs, memory_dir, remove_abandoned_dirs
 from datacache.tiers.recovery import open_tiers
 from dataset_cli.commands import doctor
@@ -48,6 +50,19 @@ def test_the_folder_of_a_removed_home_is_told_and_removed(settings, other, tmp_p
         remove_abandoned_dirs(settings.ram_dir)
         assert read(settings, block) == block.data
     assert list(settings.ram_dir.iterdir()) == [memory_dir(settings.home, settings.ram_dir)]
+
+
+@promise("A removed home's folder in memory goes when another daemon starts")
+def test_what_a_reader_has_made_where_no_daemon_has_been_goes_too(settings, tmp_path):
+    home = tmp_path / "third"
+    home.mkdir()
+    LocalBlocks(home, settings.ram_dir).counters.miss(10)
+    folder = memory_dir(home, settings.ram_dir)
+    assert totals(folder / "counters")["misses"] == 1
+    assert abandoned_dirs(settings.ram_dir) == []
+    home.rmdir()
+    remove_abandoned_dirs(settings.ram_dir)
+    assert not folder.exists()
 
 
 def test_a_daemon_removes_it_when_it_starts(settings, other, tmp_path, monkeypatch):

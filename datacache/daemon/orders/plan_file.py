@@ -86,9 +86,9 @@ class PlanFile:
         _unlock(self._life)
 
 
-def new_plan_file(folder: Path, position: int) -> PlanFile:
+def new_plan_file(folder: Path, home: Path, position: int) -> PlanFile:
     """Make a new file for a plan of this process. `OSError` if there can be none."""
-    make_shared(folder)
+    make_shared(folder, home)
     tries = _TRIES
     while True:
         tries -= 1
