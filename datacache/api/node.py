@@ -5,12 +5,14 @@ The dictionaries are the daemon's answers, as `dsctl … --json` prints them.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from datacache.cluster.members import DRAINED, DRAINING, IN_NO_CLUSTER, JOIN_A_CLUSTER
+from datacache.cluster.members import DRAINED, DRAINING, IN_NO_CLUSTER, JOIN_A_CLUSTER, open_members
+from datacache.cluster.peers import open_peers
 from datacache.core.errors import (
     CacheError,
     DaemonSilentError,
@@ -61,9 +63,21 @@ def cache_status(settings: Settings | None = None) -> dict[str, Any]:
 
 
 def cluster_status(settings: Settings | None = None) -> dict[str, Any]:
-    """Return the members of this node's cluster, and what came from them. `UsageError` where it is in none,
-    `DaemonUnavailableError` if its daemon is stopped: then it is not among them."""
-    return _member(settings).cluster()
+    """Return the members of this node's cluster, whether they let this one in now, and what came from them.
+    `UsageError` where it is in none, `DaemonUnavailableError` if its daemon is stopped: then it is not among them."""
+    return _member(settings).cluster(look=True)
+
+
+def look_at_cluster(settings: Settings | None = None) -> dict[str, Any]:
+    """Return what `cluster_status` does, also where the daemon is stopped: then this process looks at the other nodes,
+    and joins nothing. `SettingsError` for settings with which no daemon of a cluster starts; the catalog's errors."""
+    settings = settings or load_settings()
+    if running_daemon(settings) is not None or (members := open_members(settings, holder="")) is None:
+        return cluster_status(settings)
+    with contextlib.closing(open_peers(settings, members)) as peers:
+        members.read()
+        peers.look()
+        return peers.describe()
 
 
 def _member(settings: Settings | None) -> DaemonClient:

@@ -12,6 +12,7 @@ import logging
 import os
 import socket
 import threading
+import time
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
@@ -62,13 +63,13 @@ class ClusterView:
     members: tuple[Member, ...] = ()
     version: int = 0
     """Grows whenever the members change, on this node only."""
+    read_at: float = field(default=0.0, compare=False)
+    """When it was read, by `time.monotonic()`."""
 
     def replaced(self, members: list[Member]) -> ClusterView:
         """Return the view with the members of now. The version stays if none came, went or changed."""
         found = tuple(sorted(members, key=lambda member: member.id))
-        if found == self.members:
-            return ClusterView(found, self.version)
-        return ClusterView(found, self.version + 1)
+        return ClusterView(found, self.version + (found != self.members), time.monotonic())
 
     def encode(self) -> bytes:
         """Return the view for `ShownMembers`."""
@@ -85,6 +86,9 @@ class Members(Protocol):
     @property
     def problem(self) -> str:
         """Say why the view may be old, for people; '' if it is not."""
+
+    def read(self) -> None:
+        """Read the view once, without joining. Raises the catalog's errors."""
 
     def start(self) -> None:
         """Join the cluster. Raises `NodeTakenError` if another living node has this id."""
@@ -112,6 +116,9 @@ class StaticMembers:
         self._node = node
         self._lock = threading.Lock()  # held while the view is replaced
         self.view = ClusterView().replaced(list(members))
+
+    def read(self) -> None:
+        """Do nothing: the list is all there is."""
 
     def start(self) -> None:
         """Do nothing: the list is all there is."""
@@ -153,6 +160,9 @@ class ShownMembers:
                 view = ClusterView(tuple(Member(**member) for member in members), version)
                 self._seen = (stamp, view)
         return view
+
+    def read(self) -> None:
+        """Do nothing: each look at `view` reads it."""
 
     def start(self) -> None:
         """Do nothing: the other process has joined."""

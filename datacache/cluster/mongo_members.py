@@ -55,14 +55,19 @@ class MongoMembers:
         self._database = MongoDatabase(url)
         self._cluster, self._me, self._holder, self._lease_s = cluster, me, holder, lease_s
         self._id = f"{cluster}/{me.id}"
-        self._busy = threading.Lock()  # one refresh at a time; guards _renewed_at
-        self._renewed_at = float("-inf")
+        self._busy = threading.Lock()  # one refresh at a time; guards _renewed_at, _joined
+        self._renewed_at, self._joined = float("-inf"), False
         self._wake = threading.Event()
         self._stopping = False
         self._thread: threading.Thread | None = None
         self._odd: set[str] = set()  # leases that cannot be read, and were told of
         self.view = ClusterView()
         self.problem = _NOT_READ
+
+    def read(self) -> None:
+        """Read the view once, without joining. Raises the catalog's errors."""
+        with self._busy, self._database.errors(), pymongo.timeout(self._lease_s / 3):
+            self._read()
 
     def start(self) -> None:
         """Take the lease and start the thread. Raises `NodeTakenError`. If MongoDB is away, nobody is in the view until
@@ -90,8 +95,9 @@ class MongoMembers:
             self._thread.join()
             self._thread = None
         try:
-            with self._database.errors(), pymongo.timeout(_FAREWELL_S):
-                self._leases().delete_one({"_id": self._id, "holder": self._holder})
+            if self._joined:
+                with self._database.errors(), pymongo.timeout(_FAREWELL_S):
+                    self._leases().delete_one({"_id": self._id, "holder": self._holder})
         except DatacacheError as exc:
             log.warning("the lease of node %s of cluster %s ends by itself: %s", self._me.id, self._cluster, exc)
         self._database.close()
@@ -103,6 +109,7 @@ class MongoMembers:
             taken_by = ""
             now = time.monotonic()
             if now - self._renewed_at >= min(RENEW_EVERY_S, self._lease_s / 3):
+                self._joined = True
                 self._renewed_at = now  # before the state is read: what is set meanwhile is written next
                 try:
                     taken_by = self._renew()
@@ -201,12 +208,12 @@ class MongoMembers:
         except NodeTakenError:
             raise
         except DatacacheError as exc:
-            return f"the members of cluster {self._cluster} are those of the last view: {exc}"
+            return str(exc)
         return ""
 
     def _note(self, problem: str) -> None:
         if problem and self.problem in ("", _NOT_READ):
-            log.warning("%s", problem)
+            log.warning("the members of cluster %s are those of the last view: %s", self._cluster, problem)
         elif self.problem not in ("", _NOT_READ) and not problem:
             log.info("the members of cluster %s are known again", self._cluster)
         self.problem = problem
@@ -233,7 +240,7 @@ class MongoMembers:
                 self._note(f"{exc}: this node owns nothing")
             except Exception as exc:  # without this thread the lease would end
                 log.exception("the members of cluster %s cannot be told", self._cluster)
-                self._note(f"the members of cluster {self._cluster} are those of the last view: {exc!r}")
+                self._note(repr(exc))
 
 
 def _member(found: _Document) -> Member:

@@ -160,11 +160,39 @@ class OtherNode:
         self._words = 0
         self.limit_s = MOST_S
         """The time for its first word."""
+        self.looked_at = False
+        """True once `look` has ended."""
 
     @property
     def problem(self) -> str:
         """Say why the last request failed; '' if it was answered."""
-        return str(self._breaker.error or "")
+        error = self._breaker.error
+        return str(getattr(error, "strerror", None) or error or "")
+
+    @property
+    def hint(self) -> str:
+        """Say what to do about the `problem`; '' where nothing is known."""
+        error = self._breaker.error
+        if isinstance(error, DatacacheError):
+            return error.hint
+        if isinstance(error, ConnectionRefusedError):
+            return f"Does its daemon run, and listen at {self.address}?"
+        if isinstance(error, socket.gaierror):
+            return f"No machine is known here by the name in {self.address}."
+        if isinstance(error, OSError) and not isinstance(error, FrameError):
+            return f"Is its machine up, and does a firewall let this one through to {self.address}?"
+        return ""
+
+    def look(self) -> None:
+        """See whether the node lets this one in, also if it is passed over: one that does is asked again at once."""
+        try:
+            NodeConnection(self._member, self._me).close()
+        except (OSError, DatacacheError, ValueError) as exc:
+            self._breaker.failed(exc)
+        else:
+            self._breaker.answered()
+            self._passed_over = False
+        self.looked_at = True
 
     def ask(self, question: Question) -> Came:
         """Return what the node answers; `Kind.BUSY` also if it is known not to answer. Raises `SilentError`."""

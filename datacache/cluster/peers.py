@@ -12,6 +12,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
@@ -48,6 +49,9 @@ _TELL_S = 5.0
 """How long a node may take to tell its state."""
 _LATELY_S = 600.0
 """So long after it began to serve, or another node went, an owner asks who may have a block."""
+
+_LOOK_S, _MOST_LOOKS = 3.0, 64
+"""How long a look at all other nodes takes at most, and at how many at a time."""
 
 _Key = tuple[str, str, int]
 
@@ -239,6 +243,16 @@ class Peers:
         """Tell whether the nodes give each other blocks of a data set."""
         return self._mode_of(dataset) != "off"
 
+    def look(self) -> None:
+        """See whether the other nodes let this one in: all at the same time, and for some seconds at most. `describe`
+        tells what came of it."""
+        others = [member for member in self.members.view.members if member.id != self.me.node]
+        pool = ThreadPoolExecutor(min(len(others), _MOST_LOOKS) or 1, thread_name_prefix="look")
+        try:
+            wait([pool.submit(self._peer(member).look) for member in others], _LOOK_S)
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
     def describe(self) -> dict[str, Any]:
         """Return the members of the newest view, and how each answers this process."""
         return {
@@ -252,7 +266,7 @@ class Peers:
 
     def describe_answers(self) -> dict[str, Any]:
         """Return what `describe` has that is of this process alone."""
-        members = [{name: each[name] for name in ("node", "problem")} for each in self._described()]
+        members = [{name: each[name] for name in ("node", "problem", "hint")} for each in self._described()]
         return {"members": members, "from_nodes": vars(self.stats)}
 
     def _is_other(self, member: Member) -> bool:
@@ -266,8 +280,9 @@ class Peers:
         return isinstance(self.members, StaticMembers)
 
     def _described(self) -> list[dict[str, Any]]:
+        view, now = self.members.view, time.monotonic()
         with self._lock:
-            problems = {key: peer.problem for key, peer in self._peers.items()}
+            peers = dict(self._peers)
         return [
             {
                 "node": member.id,
@@ -276,11 +291,14 @@ class Peers:
                 "state": member.state,
                 "weight": member.weight,
                 "left": member.left,
-                "seen_s": round(member.seen_s, 1),
+                "seen_s": round(member.seen_s + now - view.read_at, 1),
                 "this": member.id == self.me.node,
-                "problem": problems.get(_key(member), ""),
+                "looked_at": peer is not None and peer.looked_at,
+                "problem": peer.problem if peer is not None else "",
+                "hint": peer.hint if peer is not None else "",
             }
-            for member in self.members.view.members
+            for member in view.members
+            for peer in [peers.get(_key(member))]
         ]
 
     def close(self) -> None:

@@ -348,9 +348,10 @@ class DaemonClient:
 
         return self._ask(send, timeout_s=_ORDER_TIMEOUT_S, introduce=True)
 
-    def cluster(self) -> dict[str, Any]:
-        """Return the members of this node's cluster (`Peers.describe`). `UsageError` if it is in none."""
-        return self._look_at("cluster")
+    def cluster(self, *, look: bool = False) -> dict[str, Any]:
+        """Return the members of this node's cluster (`Peers.describe`), after a `look` at them if that is asked for.
+        `UsageError` if it is in none."""
+        return self._look_at("look" if look else "cluster")
 
     def drain(self, node: str = "") -> dict[str, Any]:
         """Have this node own no blocks any more. `UsageError` if `node` is another one's name."""

@@ -162,6 +162,7 @@ class Daemon:
                 "mounts": self._mounts,
                 "stop": self._stop,
                 "drain": self._drain,
+                "look": self._look,
             }
 
     def answer(self, request: Frame) -> Generator[Answer, None, None]:
@@ -484,6 +485,14 @@ class Daemon:
     def _cluster(self, _: Fields) -> Result:
         peers = self._in_cluster()
         return peers.describe_answers() if self._part.number else self._added_up("cluster", peers.describe())
+
+    def _look(self, _: Fields) -> Result:
+        """Return what `_cluster` does after a look at the other nodes, which counts for all parts."""
+        peers = self._in_cluster()
+        peers.look()
+        found = self._added_up("cluster", peers.describe())
+        found["members"] = peers.describe()["members"]
+        return found | {"mode": dict(self._settings.cluster_mode)}
 
     def _drain(self, fields: Fields) -> Result:
         return self._in_cluster().drain(fields.optional_text("node"))

@@ -1,9 +1,10 @@
 """`dsctl cluster`: the cluster of caches that this node is in, as its daemon sees it.
 
-`status --json` prints `{"cluster", "node", "problem", "listed", "members": [{"node", "address", "zone", "state",
-"weight", "left", "seen_s", "this", "problem"}], "from_nodes": {"blocks", "bytes", "missed"}}`, and `drain --json`
-prints `{"node", "state", "left"}`, without `left` if it does not wait. `listed`: the settings list the members. `left`:
-the blocks that a node which drains has still to hand over, or that nobody took of one which has drained.
+`status --json` prints `{"cluster", "node", "problem", "listed", "mode": {pattern: mode}, "members": [{"node",
+"address", "zone", "state", "weight", "left", "seen_s", "this", "looked_at", "problem", "hint"}], "from_nodes":
+{"blocks", "bytes", "missed"}}`, and `drain --json` prints `{"node", "state", "left"}`, without `left` if it does not
+wait. `listed`: the settings list the members. `left`: the blocks that a node which drains has still to hand over, or
+that nobody took of one which has drained. `looked_at`: there was time to see whether it answers.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from datacache.core.counters import count
 from datacache.core.errors import CacheError, UsageError
 from datacache.settings import format_bytes
 from dataset_cli.app import App, command
-from dataset_cli.output import format_seconds
+from dataset_cli.output import format_seconds, printable
 
 if TYPE_CHECKING:
     from dataset_cli.output import Output
@@ -31,14 +32,21 @@ def cluster() -> None:
 
 @command(cluster)
 def status(app: App) -> None:
-    """Show the members, and what came from other nodes."""
+    """Show the members, whether they answer, and what came from them."""
     state = api.cluster_status(app.settings)
     app.out.result(state)
     if not app.out.json:
-        _print_members(app.out, state)
-        app.out.line(f"cluster {state['cluster']}; {given_by_nodes(state['from_nodes'])}")
+        if state["members"]:
+            _print_members(app.out, state)
+        app.out.lines(f"{each['node']} → {printable(each['hint'])}" for each in state["members"] if each["hint"])
+        modes = {"*": "share"} | state["mode"]
+        mode = ", ".join([*(f"{pattern} {modes.pop(pattern)}" for pattern in list(modes)[1:]), *modes.values()])
+        app.out.line(f"cluster {state['cluster']}; mode {mode}; {given_by_nodes(state['from_nodes'])}")
+        if state["listed"] and not app.settings.catalog.startswith("sqlite:"):
+            app.out.line("the members are those of DATACACHE_CLUSTER_MEMBERS: none are looked for in the catalog")
     if state["problem"]:
-        app.out.warning(f"the view of the members may be old: {state['problem']}")
+        known = "the members are those that were known last" if state["members"] else "no members are known yet"
+        app.out.warning(f"{known}: {state['problem']}")
 
 
 @command(cluster)
@@ -86,8 +94,9 @@ def _print_members(out: Output, state: dict[str, Any]) -> None:
     for member in state["members"]:
         if member["state"] == "serving":
             zones[member["zone"]] += member["weight"]
+    several = len({member["zone"] for member in state["members"]}) > 1
     out.table(
-        ["NODE", "ADDRESS", "ZONE", "STATE", "SHARE", "SEEN", "", "PROBLEM"],
+        ["NODE", "ADDRESS", "ZONE", "STATE", "SHARE OF ZONE" if several else "SHARE", "SEEN", "", "PROBLEM"],
         [
             [
                 member["node"],
@@ -97,7 +106,7 @@ def _print_members(out: Output, state: dict[str, Any]) -> None:
                 f"{member['weight'] / zones[member['zone']]:.1%}" if member["state"] == "serving" else "-",
                 "-" if state["listed"] else f"{format_seconds(member['seen_s'])} ago",
                 "this node" if member["this"] else "",
-                member["problem"],
+                member["problem"] or ("" if member["this"] or member["looked_at"] else "not asked yet"),
             ]
             for member in state["members"]
         ],

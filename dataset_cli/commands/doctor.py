@@ -39,6 +39,7 @@ _RESEND_SINCE = (6, 9)
 _NEEDED_SINCE = (5, 1)
 _FILES_WANTED = 4096
 _STORES_ASKED = 20
+_NODES_TOLD = 20
 _ANSWER_S = 10.0
 """How long all stores together may take to answer."""
 
@@ -88,6 +89,7 @@ def _checks(app: App) -> Iterator[Check]:
     yield staging(settings)
     yield from _catalog_and_stores(app)
     yield from _daemon(settings)
+    yield from _cluster(settings)
     yield from _lost_mounts(settings)
 
 
@@ -329,6 +331,32 @@ def _daemon(settings: Settings) -> Iterator[Check]:
         yield Check("daemon", "ok", f"running (pid {health['pid']})")
     for each in differences(settings, health):
         yield Check("settings", "warn", each.message, each.hint)
+
+
+def _cluster(settings: Settings) -> Iterator[Check]:
+    """Tell of each other node of the cluster that does not let this one in, and why."""
+    if not settings.cluster:
+        return
+    try:
+        found = api.look_at_cluster(settings)
+    except DatacacheError as exc:
+        yield Check("cluster", "fail", exc.message, exc.hint)
+        return
+    if found["problem"]:
+        yield Check("cluster", "warn", f"the members may have changed since they were known: {found['problem']}")
+    others = [member for member in found["members"] if not member["this"]]
+    out = [member for member in others if member["problem"] or not member["looked_at"]]
+    let_in = f"{len(others) - len(out)} of which let this one in" if out else "which let this one in"
+    text = f"{settings.cluster}: {count(len(others), 'other node')}" + (f", {let_in}" if others else "")
+    if out and len(out) == len(others):
+        yield Check("cluster", "fail", text, "The reasons are below. Until then each gets what the others have got.")
+    else:
+        yield Check("cluster", "ok", text)
+    for member in out[:_NODES_TOLD]:
+        problem = member["problem"] or "it was not asked: too many others do not answer"
+        yield Check("node", "warn", f"{member['node']} at {member['address']}: {problem}", member["hint"])
+    if len(out) > _NODES_TOLD:
+        yield Check("node", "warn", f"{len(out) - _NODES_TOLD} more nodes", "See: dsctl cluster status")
 
 
 def _size_of(folder: Path) -> int:

@@ -71,7 +71,7 @@ def test_status_tells_members_and_what_came_from_them(dsctl: Dsctl, homes: dict[
     ]
     size = f"{given['bytes']} B"
     said = f"{given['blocks']} blocks ({size}) came from other nodes, {given['missed']} questions brought none"
-    assert rows[3] == [f"cluster lab; {said}"]
+    assert rows[3] == [f"cluster lab; mode share; {said}"]
     assert f"cluster lab: {said}" in dsctl("cache", "status", **nodes.a).out
     metrics = dsctl("status", "--metrics", **nodes.a).out
     for name, value in (("blocks", given["blocks"]), ("bytes", given["bytes"]), ("misses", given["missed"])):
@@ -85,7 +85,30 @@ def test_status_tells_members_and_what_came_from_them(dsctl: Dsctl, homes: dict[
     assert state["from_nodes"]["blocks"] == given["blocks"]
     assert state["from_nodes"]["missed"] > given["missed"]
     assert [bool(each["problem"]) for each in state["members"]] == [False, True]
-    assert state["members"][1]["problem"] in dsctl("cluster", "status", **nodes.a).out
+    assert "Connection refused" in dsctl("cluster", "status", **nodes.a).out
+    assert dsctl("daemon", "start", **nodes.b).code == 0
+    assert [each["problem"] for each in dsctl("cluster", "status", "--json", **nodes.a).json["members"]] == ["", ""]
+
+
+def test_doctor_tells_which_node_does_not_let_this_one_in(dsctl: Dsctl, homes: dict[str, Path]) -> None:
+    nodes = Pair(homes, f"sqlite:///{homes['a']}/catalog.db", "a={a} b={b}")
+
+    def told(**changed: str) -> list[tuple[str, str, str]]:
+        found = dsctl("doctor", "--json", **nodes.a | changed).json["checks"]
+        return [(each["name"], each["state"], each["message"]) for each in found if each["name"] in ("cluster", "node")]
+
+    away = ("cluster", "fail", "lab: 1 other node, 0 of which let this one in")
+    at = f"b at {nodes.addresses['b']}"
+    assert told() == [away, ("node", "warn", f"{at}: Connection refused")]
+    assert told(DATACACHE_NODE="c") == [("cluster", "fail", "the node 'c' is not in DATACACHE_CLUSTER_MEMBERS")]
+    assert dsctl("daemon", "start", **nodes.b | {"DATACACHE_CLUSTER_KEY": "another key of sixteen bytes"}).code == 0
+    differ = [away, ("node", "warn", f"{at}: the keys of the two nodes differ")]
+    assert told() == differ  # by this process
+    assert dsctl("daemon", "start", **nodes.a).code == 0
+    assert told() == differ  # by the daemon
+    assert dsctl("daemon", "stop", **nodes.b).code == 0
+    assert dsctl("daemon", "start", **nodes.b).code == 0
+    assert told() == [("cluster", "ok", "lab: 1 other node, which let this one in")]
 
 
 def test_a_node_of_a_list_drains_at_the_word_of_another(dsctl: Dsctl, homes: dict[str, Path], bucket: Path) -> None:
@@ -204,5 +227,5 @@ def test_a_view_that_may_be_old_is_told_with_the_reason(dsctl: Dsctl, homes: dic
     assert dsctl("daemon", "start", **nodes.a).code == 0
     shown = dsctl("cluster", "status", **nodes.a)  # also before MongoDB was asked
     assert shown.code == 0
-    assert shown.err.startswith("warning: the view of the members may be old: ")
+    assert shown.err.startswith("warning: no members are known yet: ")
     assert dsctl("cluster", "status", "--json", **nodes.a).json["problem"]

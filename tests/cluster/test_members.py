@@ -101,6 +101,16 @@ def test_nodes_learn_of_each_other_and_of_states_addresses_and_weights(url: str)
         assert leases.count_documents({}) == 0
 
 
+def test_who_reads_the_members_need_not_be_one(url: str) -> None:
+    a, looks = a_node(url, "a"), a_node(url, "looks")
+    a.refresh()
+    looks.read()
+    looks.stop()
+    a.refresh()
+    assert [[m.id for m in each.view.members] for each in (a, looks)] == [["a"], ["a"]]
+    a.stop()
+
+
 def test_clusters_in_one_database_do_not_meet(url: str) -> None:
     a, other = a_node(url, "a"), MongoMembers(url, "other", Member("b", "b:1", 1.0), holder="b")
     assert (names(a), names(other), names(a)) == (["a"], ["b"], ["a"])
@@ -197,7 +207,7 @@ def test_while_mongodb_is_away_the_last_view_stays_and_renewal_goes_on_afterward
         a.start()
         assert [m.id for m in a.view.members] == ["a", "b"]
         server.stop()
-        until(lambda: "the last view" in a.problem)
+        until(lambda: a.problem)
         assert [m.id for m in a.view.members] == ["a", "b"]
         with pytest.raises(CatalogError):
             b.refresh()
@@ -214,7 +224,8 @@ def test_a_node_starts_while_mongodb_is_away_and_joins_when_it_is_back(tmp_path:
         server.stop()
         a = a_node(f"{server.database_url()}?serverSelectionTimeoutMS=200&heartbeatFrequencyMS=500", "a", lease_s=2.0)
         a.start()
-        assert (a.view.members, "last view" in a.problem) == ((), True)
+        assert a.view.members == ()
+        assert "MongoDB" in a.problem
         server.start()
         until(lambda: [m.id for m in a.view.members] == ["a"])
         server.stop()

@@ -433,6 +433,13 @@ def test_a_node_is_found_by_its_name(nodes: Nodes) -> None:
     assert get(nodes.peers(), named) == CONTENT
 
 
+def test_what_was_seen_of_a_node_grows_older_with_the_view(nodes: Nodes) -> None:
+    peers = nodes.peers()
+    view = peers.members.view
+    peers.members.view = replace(view, read_at=view.read_at - 100)  # type: ignore[misc]
+    assert peers.describe()["members"][0]["seen_s"] >= 100
+
+
 def test_a_node_that_came_back_is_asked_at_once(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer_module, "_PAUSES_S", (60.0, 60.0))
     with socket.create_server(("127.0.0.1", 0)) as free:
