@@ -91,23 +91,33 @@ class HandOver:
             untold = self._peers.tell(untold) if untold else []
 
     def _give_all(self) -> None:
-        self._left = sum(self._writer.count_blocks(tier.name) for tier in self._writer.tiers)
+        *memory, disk = self._writer.tiers
+        self._left = self._writer.count_blocks(disk.name)
+        self._left += sum(len(some) for _, some in self._entries(memory))
         self._report()
         while self._peers.serves:  # by this node's own view, which may be some seconds old
             if self._stopping.wait(_TELL_EVERY_S / 10):
                 return
         self._tell_parts()  # what they still get is got before the index is gone through
-        for tier in self._writer.tiers:
+        for tier, some in self._entries(self._writer.tiers):
+            self._give(self._held(tier, some))
+            self._left = max(0, self._left - len(some))
+            if self._stopping.is_set():
+                return
+            if time.monotonic() - self._told_at > _TELL_EVERY_S:
+                self._report()
+        self._end(self._refused)
+
+    def _entries(self, tiers: Sequence[Tier]) -> Iterator[tuple[Tier, list[tuple[bytes, bytes]]]]:
+        """Yield what the index has of some tiers, some at a time. What is in RAM and on disk counts as on disk."""
+        for tier in tiers:
             for entries in self._writer.entries(tier.name):
                 for at in range(0, len(entries), MOST_BLOCKS * 16):
                     some = entries[at : at + MOST_BLOCKS * 16]
-                    self._give(self._held(tier, some))
-                    self._left = max(0, self._left - len(some))
-                    if self._stopping.is_set():
-                        return
-                    if time.monotonic() - self._told_at > _TELL_EVERY_S:
-                        self._report()
-        self._end(self._refused)
+                    if tier is not self._writer.tiers[-1]:
+                        ids = [BlockId(id) for id, _ in some]
+                        some = [some[nth] for nth in self._fetcher.local.missing(ids, on_disk=True)]
+                    yield tier, some
 
     def _end(self, left: int) -> None:
         for connection in self._connections.values():

@@ -450,6 +450,8 @@ class Daemon:
     def _health(self, _: Fields) -> Result:
         problems = [f"{tier.name}: {tier.problem}" for tier in self._writer.tiers if tier.problem]
         problems += self._parts.problems if self._parts is not None else ()
+        if self._peers is not None and self._peers.members.problem:
+            problems.append(f"cluster {self._settings.cluster}: {self._peers.members.problem}")
         return {
             "pid": os.getpid(),
             "home": str(self._settings.home),

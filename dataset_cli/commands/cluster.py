@@ -70,7 +70,14 @@ def drain(app: App, node: str | None, no_wait: bool) -> None:
             most = max(most, answer["left"])
             bar.update(f"{count(answer['left'], 'block')} left", most - answer["left"], most)
     if answer["state"] != "drained":
-        raise CacheError(f"the node {node!r} {'was started again' if answer['state'] else 'left'} while it drained")
+        again = f"dsctl cluster drain {node}"
+        if answer["state"]:
+            hint = f"It owns its share again. If it is to leave: {again}"
+            raise CacheError(f"the node {node!r} was started again while it drained", hint=hint)
+        hint = (
+            f"What only it has comes from the store until it is back. To have it handed over: start it there, {again}"
+        )
+        raise CacheError(f"the node {node!r} left while it drained: its daemon has ended", hint=hint)
     app.out.result(
         {name: answer[name] for name in ("node", "state", "left")},
         f"node {node} has drained: it owns no blocks until its daemon is started again",

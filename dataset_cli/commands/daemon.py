@@ -28,13 +28,16 @@ def start(app: App, foreground: bool) -> None:
         api.run_daemon(app.settings)
         return
     before = api.running_daemon(app.settings)
-    health = (before or api.connect(app.settings)).health()
+    with app.out.progress("starting the daemon"):  # it waits some seconds for a MongoDB that is away
+        health = (before or api.connect(app.settings)).health()
     for each in differences(app.settings, health) if before else []:
         app.out.warning(f"{each.message}. {each.hint}")
     for tier, lost in health["shrunk"].items() if not before else []:
         app.out.warning(
             f"the limit of {tier} is lower than what was cached: {format_bytes(lost)} went, read longest ago"
         )
+    for problem in health["problems"]:
+        app.out.warning(problem)
     state = "was running already" if before else "is running"
     app.out.result(health | {"started": before is None}, f"the daemon {state} (pid {health['pid']})")
 
@@ -44,7 +47,8 @@ def stop(app: App) -> None:
     """Stop it. Mounts keep serving what is on the node and start it again when they need it."""
     client = api.running_daemon(app.settings)
     if client is not None:
-        client.stop()
+        with app.out.progress("stopping the daemon"):
+            client.stop()
     text = "the daemon is stopped" if client is not None else "no daemon was running"
     app.out.result({"stopped": client is not None}, text)
 

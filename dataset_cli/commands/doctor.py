@@ -326,7 +326,8 @@ def _daemon(settings: Settings) -> Iterator[Check]:
         yield Check("daemon", "fail", exc.message, exc.hint)
         return
     if health["problems"]:
-        yield Check("daemon", "warn", "; ".join(health["problems"]), "See: dsctl cache status")
+        hint = "See: dsctl cache status" + (", dsctl cluster status" if settings.cluster else "")
+        yield Check("daemon", "warn", "; ".join(health["problems"]), hint)
     else:
         yield Check("daemon", "ok", f"running (pid {health['pid']})")
     for each in differences(settings, health):
@@ -342,12 +343,12 @@ def _cluster(settings: Settings) -> Iterator[Check]:
     except DatacacheError as exc:
         yield Check("cluster", "fail", exc.message, exc.hint)
         return
-    if found["problem"]:
-        yield Check("cluster", "warn", f"the members may have changed since they were known: {found['problem']}")
     others = [member for member in found["members"] if not member["this"]]
     out = [member for member in others if member["problem"] or not member["looked_at"]]
     let_in = f"{len(others) - len(out)} of which let this one in" if out else "which let this one in"
     text = f"{settings.cluster}: {count(len(others), 'other node')}" + (f", {let_in}" if others else "")
+    if found["problem"] and not others:  # which the daemon's problems tell
+        return
     if out and len(out) == len(others):
         yield Check("cluster", "fail", text, "The reasons are below. Until then each gets what the others have got.")
     else:

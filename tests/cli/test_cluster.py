@@ -224,8 +224,10 @@ def test_a_node_in_no_cluster_says_how_to_be_in_one(dsctl: Dsctl, home: Path, wh
 
 def test_a_view_that_may_be_old_is_told_with_the_reason(dsctl: Dsctl, homes: dict[str, Path]) -> None:
     nodes = Pair(homes, f"mongodb://127.0.0.1:{free_port()}/x?serverSelectionTimeoutMS=200")
-    assert dsctl("daemon", "start", **nodes.a).code == 0
-    shown = dsctl("cluster", "status", **nodes.a)  # also before MongoDB was asked
+    started = dsctl("daemon", "start", **nodes.a)
+    assert started.code == 0
+    assert started.err.startswith("warning: cluster lab: MongoDB at ")
+    shown = dsctl("cluster", "status", **nodes.a)
     assert shown.code == 0
     assert shown.err.startswith("warning: no members are known yet: ")
     assert dsctl("cluster", "status", "--json", **nodes.a).json["problem"]

@@ -80,7 +80,7 @@ def test_a_block_that_is_lacking_is_kept(receiver: Receiver, tiers: LackingTiers
 class HeldTiers(LackingTiers):
     """Some blocks that are to be handed over."""
 
-    tiers = (SimpleNamespace(name="ssd", folder=Path()),)
+    tiers = (SimpleNamespace(name="ram", folder=Path()), SimpleNamespace(name="ssd", folder=Path()))
     broken: Exception | None = None
 
     def count_blocks(self, tier: str) -> int:
