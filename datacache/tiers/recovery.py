@@ -14,6 +14,7 @@ import json
 import logging
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -249,15 +250,18 @@ def _walks(folder: Path, folders: dict[str, Path]) -> bool:
     some = ["--some"] if _containers_in(*folders.values()) else []
     package_root = str(Path(__file__).parents[2])
     path = os.pathsep.join(p for p in (package_root, os.environ.get("PYTHONPATH")) if p)
-    found = subprocess.run(
-        [sys.executable, "-m", "datacache.tiers.recovery", str(folder), *some],
-        check=False,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        cwd="/",
-        env=os.environ | {"PYTHONPATH": path},
-    )
+    for _ in range(2):
+        found = subprocess.run(
+            [sys.executable, "-m", "datacache.tiers.recovery", str(folder), *some],
+            check=False,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            cwd="/",
+            env=os.environ | {"PYTHONPATH": path},
+        )
+        if found.returncode != -signal.SIGKILL:  # for want of memory, say: that may be chance, once
+            break
     if found.returncode:
         log.warning("the index %s is broken: %s", folder, found.stderr.strip()[-500:] or f"exit {found.returncode}")
     return found.returncode == 0

@@ -138,6 +138,20 @@ def test_a_torn_index_is_made_again_from_the_regions(filled, how):
         assert put(writer, make_block(1000)) == [True]
 
 
+def test_an_index_whose_reader_was_killed_is_read_once_more(settings, tmp_path, monkeypatch):
+    block = make_block(1, BLOCK_BYTES, object_bytes=2 * BLOCK_BYTES)  # of a file of its own, which no region tells
+    with open_tiers(settings) as writer:
+        assert put(writer, block) == [True]
+    (layout.cache_dir(settings.home) / "CLEAN").unlink()
+    killed, program = tmp_path / "killed", tmp_path / "program"
+    program.write_text(f'#!/bin/sh\n[ -e {killed} ] || {{ : >{killed}; kill -9 $$; }}\nexec {sys.executable} "$@"\n')
+    program.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(program))
+    with open_tiers(settings):
+        assert killed.exists()
+        assert read(settings, block) == block.data
+
+
 def test_a_lost_index_is_made_again_from_the_regions(filled):
     shutil.rmtree(layout.index_dir(memory_dir(filled.home, filled.ram_dir)))
     with open_tiers(filled):
