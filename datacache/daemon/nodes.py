@@ -21,7 +21,7 @@ from datacache.core.errors import CacheError, DaemonError, DatacacheError, Usage
 from datacache.core.ids import BLOCK_BYTES, block_id, object_id
 from datacache.daemon.fetcher import Fetcher, Reading
 from datacache.daemon.handover import Receiver
-from datacache.daemon.parts import OtherParts, PartConnection
+from datacache.daemon.parts import OtherParts
 from datacache.daemon.turns import Kind as TurnKind
 from datacache.exchange.auth import welcome
 from datacache.exchange.frames import Frame, Kind
@@ -37,6 +37,8 @@ _SIGN_EVERY_S = 0.25
 """How often a node that waits for a block hears that it is being got: four times before it gives this one up."""
 _PART_SILENT_S = 0.75
 """How long another part may be silent: less than the second that this node may be."""
+_ORDER_S = 5.0
+"""How long the first part may take for what is no block."""
 
 _OF_CONNECTIONS = (
     (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
@@ -80,40 +82,67 @@ def serve_nodes(nodes: NodeRequests, listener: socket.socket, *, shared: bool = 
 
 
 class _AskedPart:
-    """Blocks that another node wants and another part of this node gets. One thread."""
+    """Blocks that another node wants and another part of this node gets. One thread, which ends with `close`."""
 
-    def __init__(self, connection: PartConnection, request: BlocksRequest) -> None:
+    def __init__(self, parts: OtherParts, part: int, request: BlocksRequest) -> None:
         """Send the request. `OSError` if the part does not take it."""
-        self._connection, self._first_left = connection, len(request.blocks)
+        self._parts, self._part, self._request = parts, part, request
         self._came: dict[int, memoryview | DatacacheError | Kind] = {}
-        connection.give_time(_PART_SILENT_S)
+        self._to_come = list(range(len(request.blocks)))
+        self._error: OSError | None
+        """Why nothing comes any more."""
+        self._ask()
+
+    def _ask(self) -> None:
+        self._asked, self._first_left = tuple(self._to_come), len(self._to_come)
+        connection, request = self._parts.take(self._part, _PART_SILENT_S), self._request.only(self._asked)
         try:
             connection.ask_blocks(request)
-        except OSError:
+        except OSError as exc:
             connection.close()  # half a request may be on its way
+            self._parts.give_back(connection, exc)
             raise
-        self._answers = connection.asked_answers(request)
+        self._connection, self._answers, self._error = connection, connection.asked_answers(request), None
 
     def got(self, at: int) -> Iterator[Answer]:
         """Yield signs of life until the block at this position has come, then the block or the error. Positions come
         in their order."""
-        try:
-            while at not in self._came:
+        again = True
+        while at in self._to_come and self._error is None:
+            try:
                 self._connection.give_time(_PART_SILENT_S)
-                nth, came = next(self._answers, (at, Kind.BUSY))
-                if came is not Kind.WAIT:
-                    self._came[nth] = came
-                elif not self._first_left:
-                    yield Answer(Kind.WAIT)
-                self._first_left = max(0, self._first_left - 1)
-        except OSError as exc:
-            self._connection.close()
-            self._came[at] = DaemonError(f"a part of the node does not answer: {exc}")
-        came = self._came.pop(at)
+                nth, came = next(self._answers)
+            except OSError as exc:
+                self._connection.close()
+                self._parts.give_back(self._connection, exc)
+                self._error = exc
+                # It hangs up where its answer waits for another block to be sent, and others for its room.
+                if again and not isinstance(exc, TimeoutError):
+                    again = False
+                    with contextlib.suppress(OSError):
+                        self._ask()
+                continue
+            if came is not Kind.WAIT:
+                self._came[self._asked[nth]] = came
+                self._to_come.remove(self._asked[nth])
+            elif not self._first_left:
+                yield Answer(Kind.WAIT)
+            self._first_left = max(0, self._first_left - 1)
+        came = self._came.pop(at, Kind.BUSY)
         if isinstance(came, memoryview):
             yield Answer(Kind.OK, checksum_of(came), came)
+        elif isinstance(came, DatacacheError):
+            yield error_answer(came)
         else:  # *wait* was said, so it is too late for *busy*
-            yield error_answer(DaemonError("the node is busy") if isinstance(came, Kind) else came)
+            error = f"another part of this node does not answer: {self._error}" if self._error else "this node is busy"
+            yield error_answer(DaemonError(error))
+
+    def close(self) -> None:
+        """Let others have the connection, if all has come."""
+        if self._error is None:
+            if self._to_come:
+                self._connection.close()
+            self._parts.give_back(self._connection)
 
 
 class NodeRequests:
@@ -146,10 +175,10 @@ class NodeRequests:
         begun: dict[int, Reading | None] = {}
         others: dict[int, list[int]] = {}
         leaves = self.peers.leaves
-        with contextlib.ExitStack() as connected:
+        with contextlib.ExitStack() as until_given:
             try:
                 came = [self._begin(at, request, begun, others, leaves=leaves) for at in range(len(request.blocks))]
-                asked = self._ask_parts(request, others, came, connected)
+                asked = self._ask_parts(request, others, came, until_given)
                 for kind, alike in groupby(came, _kind):
                     if kind is Kind.OK:
                         yield from (
@@ -177,7 +206,7 @@ class NodeRequests:
         if op == b"keep":
             return self._receiver.keep(body)
         if op in (b"drain", b"state") and self._parts.part.number:  # the first part knows
-            with self._parts.connected(0) as connection:
+            with self._parts.connected(0, _ORDER_S) as connection:
                 return bytes(connection.call(op.decode(), body))
         if op == b"drain":
             return json.dumps(self.peers.drain("")).encode()
@@ -224,15 +253,16 @@ class NodeRequests:
         request: BlocksRequest,
         others: dict[int, list[int]],
         came: list[memoryview | Kind],
-        connected: contextlib.ExitStack,
+        until_given: contextlib.ExitStack,
     ) -> dict[int, tuple[_AskedPart, int]]:
         """Ask other parts for their blocks, and put into `came` that those are on their way; return whom each was asked
         of, as which of its blocks. A part that is not there leaves what is in `came`."""
         asked = {}
         for part, positions in others.items():
             with contextlib.suppress(OSError):
-                connection = connected.enter_context(self._parts.connected(part))
-                of_part = _AskedPart(connection, request.only(positions))
+                of_part = until_given.enter_context(
+                    contextlib.closing(_AskedPart(self._parts, part, request.only(positions)))
+                )
                 for nth, at in enumerate(positions):
                     came[at], asked[at] = Kind.WAIT, (of_part, nth)
         return asked

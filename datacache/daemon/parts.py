@@ -27,8 +27,9 @@ from typing import Any, TypeVar
 
 from datacache.cluster.members import Members
 from datacache.core import ipc
+from datacache.core.breaker import Breaker
 from datacache.core.disk import replace_file
-from datacache.core.errors import CacheError, DaemonUnavailableError
+from datacache.core.errors import CacheError, DaemonUnavailableError, DatacacheError
 from datacache.core.ids import BlockId
 from datacache.daemon import paths
 from datacache.exchange.client import Connection
@@ -42,6 +43,7 @@ _START_S, _STOP_S = 20.0, 5.0
 T = TypeVar("T")
 _ALIVE_S, _ORDER_S = 3.0, 600.0
 _LOOK_EVERY_S = 0.05
+_DOUBT, _PAUSES_S = 2, (0.2, 1.0)
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _STATES = ("done", "cancelled", "incomplete", "failed", "running")
 """Of a job in several parts the last of these is the state of all."""
@@ -216,13 +218,14 @@ class PartProcesses:
 class PartConnection(Connection):
     """A connection to a part's process, with an end of all waiting."""
 
-    def __init__(self, home: Path, number: int) -> None:
-        """`OSError` if that does not answer."""
+    def __init__(self, home: Path, number: int, timeout_s: float) -> None:
+        """`OSError` if that does not answer. See `give_time`."""
+        self.number = number
         deadline = Deadline(f"the process of part {number} did not answer in time")
-        end = ipc.connect(paths.socket_path(home, number), timeout_s=_ALIVE_S)
+        end = ipc.connect(paths.socket_path(home, number), timeout_s=min(_ALIVE_S, timeout_s))
         super().__init__(end, look=deadline.look, look_every_s=_LOOK_EVERY_S)
         self._deadline = deadline
-        self.give_time(_ORDER_S)
+        self.give_time(timeout_s)
 
     def give_time(self, timeout_s: float) -> None:
         """Wait for so long at most from now on."""
@@ -236,12 +239,14 @@ class PartConnection(Connection):
 
 
 class OtherParts:
-    """The other parts of this node, and connections to them, which are kept for the next request. Any thread."""
+    """The other parts of this node, and connections to them, which are kept for the next request. A part that has been
+    silent twice is asked by one caller at a time, now and then, until it answers. Any thread."""
 
     def __init__(self, home: Path, part: Part) -> None:
         """`part` is this process's."""
         self._home, self.part = home, part
         self._idle: defaultdict[int, deque[PartConnection]] = defaultdict(deque)
+        self._breakers = [Breaker[TimeoutError](_ORDER_S, doubt=_DOUBT, pauses_s=_PAUSES_S) for _ in range(part.of)]
 
     def divide(self, ids: Sequence[BlockId]) -> dict[int, list[int]]:
         """Return the positions of the blocks of each part, this one included."""
@@ -251,19 +256,52 @@ class OtherParts:
         return found
 
     @contextlib.contextmanager
-    def connected(self, number: int, timeout_s: float = _ORDER_S) -> Iterator[PartConnection]:
-        """Yield a connection to a part for one caller. An error closes it. `OSError` if the part does not answer."""
-        connection = self._take(number)
+    def connected(self, number: int, timeout_s: float) -> Iterator[PartConnection]:
+        """Yield a connection to a part for one caller. `DaemonUnavailableError` if the part does not answer in time."""
         try:
-            connection.give_time(timeout_s)
-            yield connection
-        except BaseException:
-            connection.close()
-            raise
-        if not connection.closed:
-            self._idle[number].append(connection)
+            connection = self.take(number, timeout_s)
+            try:
+                yield connection
+            except BaseException as exc:
+                connection.close()
+                self.give_back(connection, exc)
+                raise
+        except OSError as exc:
+            if isinstance(exc, DatacacheError):  # its answer
+                raise
+            raise DaemonUnavailableError(f"the process of part {number} does not answer: {exc}") from exc
+        self.give_back(connection)
 
-    def _take(self, number: int) -> PartConnection:
+    def take(self, number: int, timeout_s: float) -> PartConnection:
+        """Return a connection to a part for one caller, who ends with `give_back` in the same thread. `OSError` if the
+        part does not answer."""
+        breaker, now = self._breakers[number], time.monotonic()
+        silent = breaker.enter(now, now, late=False)
+        if silent is not None:
+            raise silent
+        try:
+            connection = self._kept(number) or PartConnection(self._home, number, timeout_s)
+        except BaseException as exc:
+            self._heard(number, exc)
+            raise
+        connection.give_time(timeout_s)
+        return connection
+
+    def give_back(self, connection: PartConnection, error: BaseException | None = None) -> None:
+        """Keep a connection for others unless it is closed; `error` is what it failed with."""
+        self._heard(connection.number, error)
+        if not connection.closed:
+            self._idle[connection.number].append(connection)
+
+    def _heard(self, number: int, error: BaseException | None) -> None:
+        """Take note of whether a part has answered. One that hung up, or is not there, is no silent one: another
+        process takes its place."""
+        if isinstance(error, TimeoutError):
+            self._breakers[number].failed(error)
+        else:
+            self._breakers[number].answered()
+
+    def _kept(self, number: int) -> PartConnection | None:
         idle = self._idle[number]
         while idle:
             with contextlib.suppress(IndexError):  # another thread was quicker
@@ -271,13 +309,12 @@ class OtherParts:
                 if not connection.hung_up():
                     return connection
                 connection.close()
-        return PartConnection(self._home, number)
+        return None
 
 
 def ask_part(home: Path, number: int, talk: Callable[[Connection], T], timeout_s: float = _ORDER_S) -> T:
     """Return what `talk` makes of a connection to a part's process. `OSError` if that does not answer."""
-    with contextlib.closing(PartConnection(home, number)) as connection:
-        connection.give_time(timeout_s)
+    with contextlib.closing(PartConnection(home, number, timeout_s)) as connection:
         return talk(connection)
 
 

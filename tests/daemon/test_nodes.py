@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import socket
 import threading
 import time
@@ -16,9 +17,12 @@ import pytest
 from datacache.cluster import peer as peer_module
 from datacache.cluster.members import Member, StaticMembers, open_members
 from datacache.cluster.peers import Peers, open_peers
+from datacache.core import ipc
 from datacache.core.errors import StoreUnavailableError
-from datacache.core.ids import ObjectRef, block_id, object_id
+from datacache.core.ids import BLOCK_BYTES, ObjectRef, block_id, object_id
 from datacache.daemon import nodes as nodes_module
+from datacache.daemon import parts as parts_module
+from datacache.daemon import paths
 from datacache.daemon.client import import_store_clients
 from datacache.daemon.fetcher import Fetcher, Reading
 from datacache.daemon.nodes import NodeRequests, listen_to_nodes, serve_nodes
@@ -29,7 +33,7 @@ from datacache.exchange.server import FrameServer
 from datacache.exchange.wire import BlocksRequest, Mode
 from datacache.settings import load_settings
 from datacache.store.open import open_store
-from datacache.tiers.parts import Part
+from datacache.tiers.parts import Part, part_of
 from tests.conformance.faults import Fault, FaultProxy
 from tests.daemon.test_fetcher import Store, Tiers, small, until
 from tests.promises import promise
@@ -165,6 +169,56 @@ def test_a_block_that_comes_in_the_moment_of_a_sign_of_life_is_given(lab: Lab) -
     request = BlocksRequest([(small(0), 0)], "d", "", Mode.OWNER)
     answers = list(asked._got(0, request, {0: Reading(JustCome(), lambda: None)}))
     assert [(answer.kind, answer.body) for answer in answers] == [(Kind.WAIT, b""), (Kind.OK, b"x")]
+
+
+def of_part(part: int, size_bytes: int = 10) -> ObjectRef:
+    """Return an object of one of two parts."""
+    refs = (small(number)._replace(size_bytes=size_bytes) for number in itertools.count())
+    return next(ref for ref in refs if part_of(object_id(ref), 2) == part)
+
+
+def listen_as_part(home: Path, part: int) -> socket.socket:
+    path = paths.socket_path(home, part)
+    path.parent.mkdir(exist_ok=True)
+    return ipc.listen(path, backlog=8)
+
+
+@promise("To the others a node of several processes is one node")
+def test_a_part_that_is_silent_keeps_other_nodes_waiting_twice_at_most(
+    lab: Lab, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nodes_module, "_PART_SILENT_S", 0.1)
+    monkeypatch.setattr(parts_module, "_PAUSES_S", (60.0, 60.0))
+    fetcher, parts = Fetcher(lab.tiers, lab.tiers, lambda _: lab.store, 8), OtherParts(home, Part(0, 2))
+    asked = NodeRequests(lab.asks, fetcher, parts)
+    request = BlocksRequest([(of_part(1), 0)], "d", "", Mode.OWNER)
+    with listen_as_part(home, 1):
+        kinds = [[answer.kind for answer in asked.blocks(request)] for _ in range(3)]
+    assert kinds == [[Kind.WAIT, Kind.ERROR], [Kind.WAIT, Kind.ERROR], [Kind.BUSY]]
+
+
+@promise("To the others a node of several processes is one node")
+def test_a_part_that_hung_up_while_its_block_waited_for_another_is_asked_again(lab: Lab, home: Path) -> None:
+    behind = NodeRequests(lab.asks, Fetcher(lab.tiers, lab.tiers, lambda _: Store(), 8), OtherParts(home, Part(1, 2)))
+    server = FrameServer(
+        lambda frame: behind.blocks(BlocksRequest.decode(frame.body)),  # type: ignore[arg-type, return-value]
+        most_bytes=2**20,
+        crowded=lambda: True,
+    )
+    asked = NodeRequests(lab.asks, Fetcher(lab.tiers, lab.tiers, lambda _: lab.store, 8), OtherParts(home, Part(0, 2)))
+    large = of_part(1, BLOCK_BYTES)
+    with listen_as_part(home, 1) as listener:
+        server.listen(listener)
+
+        def wait() -> None:
+            until(lambda: server._connections)
+            until(lambda: not server._connections)  # as it had others waiting for its room
+
+        lab.store.wait = wait
+        answers = asked.blocks(BlocksRequest([(of_part(0), 0), (large, 0)], "d", "", Mode.OWNER))
+        came = [answer for answer in answers if answer.kind != Kind.WAIT]
+        server.close()
+    assert [(answer.kind, len(answer.body)) for answer in came] == [(Kind.OK, 10), (Kind.OK, BLOCK_BYTES)]
 
 
 @promise("An owner whose store does not answer is not blamed for it")
