@@ -137,7 +137,7 @@ class Daemon:
         self._sends = Sends()
         self._considered: set[str] = set()
         self._chores = ThreadPoolExecutor(2, thread_name_prefix="chore")
-        self._started = time.time()
+        self._started = time.monotonic()
         self._answered = 0
         self._pulse = Pulse(settings.home, self._hangs)
         self.stopping = threading.Event()
@@ -455,7 +455,7 @@ class Daemon:
         return {
             "pid": os.getpid(),
             "home": str(self._settings.home),
-            "uptime_s": time.time() - self._started,
+            "uptime_s": time.monotonic() - self._started,
             "catalog": self._catalog.url,
             "stores": store_fingerprint(),
             "settings": self._settings.of_the_daemon(),
