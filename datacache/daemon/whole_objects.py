@@ -79,6 +79,7 @@ class WholeObjects:
         """Set if the index may have unchecked objects without state here."""
         self._look.set()
         self._workers = ThreadPoolExecutor(_THREADS, thread_name_prefix="check")
+        self._workers.submit(int)  # one thread there is from now on, should no more be had when many objects wait
         self._looker = threading.Thread(target=self._keep_looking, name="unchecked", daemon=True)
         self._looker.start()
 

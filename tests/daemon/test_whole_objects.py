@@ -243,17 +243,15 @@ def test_a_block_that_comes_again_during_the_check_is_checked_as_well(
 
 
 @promise("Every large object is checked, however many come at once")
-def test_an_object_is_checked_and_counted_that_comes_when_no_more_threads_can_be_started(
+def test_objects_are_checked_with_the_thread_that_there_is_when_no_more_can_be_started(
     whole: WholeObjects, tiers: Tiers, tally: Tally, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def start(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", start)
-        come(whole, tiers, large(1))
-        assert whole._waiting == 1
-    come(whole, tiers, large(2))
+    monkeypatch.setattr(threading.Thread, "start", start)
+    for number in range(8):  # twice as many as may wait
+        come(whole, tiers, large(number))
     until(lambda: not tiers.marked)
     until(lambda: whole._waiting == 0)
-    assert tally.counts() == ({"sha256": 2}, {})
+    assert tally.counts() == ({"sha256": 8}, {})
