@@ -183,15 +183,20 @@ class OtherNode:
             return f"Is its machine up, and does a firewall let this one through to {self.address}?"
         return ""
 
+    def connect(self, patience_s: float = REQUEST_S) -> NodeConnection:
+        """Return a connection for other requests than for blocks, also to a node that is passed over: one that lets
+        this one in is asked for blocks again at once. `OSError`, `PeerRefusedError`."""
+        connection = NodeConnection(self._member, self._me, patience_s=patience_s)
+        self._breaker.answered()
+        self._passed_over = False
+        return connection
+
     def look(self) -> None:
-        """See whether the node lets this one in, also if it is passed over: one that does is asked again at once."""
+        """See whether the node lets this one in."""
         try:
-            NodeConnection(self._member, self._me).close()
+            self.connect().close()
         except (OSError, DatacacheError, ValueError) as exc:
             self._breaker.failed(exc)
-        else:
-            self._breaker.answered()
-            self._passed_over = False
         self.looked_at = True
 
     def ask(self, question: Question) -> Came:

@@ -214,7 +214,7 @@ class Peers:
     def connect(self, member: Member, *, patience_s: float = REQUEST_S) -> NodeConnection:
         """Return a connection to a node, for other requests than for blocks: `patience_s` for each. `OSError`,
         `PeerRefusedError`."""
-        return NodeConnection(member, self.me, patience_s=patience_s)
+        return self._peer(member).connect(patience_s)
 
     @property
     def leaves(self) -> bool:
@@ -249,7 +249,8 @@ class Peers:
         others = [member for member in self.members.view.members if member.id != self.me.node]
         pool = ThreadPoolExecutor(min(len(others), _MOST_LOOKS) or 1, thread_name_prefix="look")
         try:
-            wait([pool.submit(self._peer(member).look) for member in others], _LOOK_S)
+            with contextlib.suppress(RuntimeError):  # no more threads can be started
+                wait([pool.submit(self._peer(member).look) for member in others], _LOOK_S)
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
@@ -259,7 +260,7 @@ class Peers:
             "cluster": self.me.cluster,
             "node": self.me.node,
             "problem": self.members.problem,
-            "listed": self._listed,
+            "listed": self.listed,
             "members": self._described(),
             "from_nodes": vars(self.stats),
         }
@@ -275,7 +276,7 @@ class Peers:
         return (member.id, member.address) != (self.me.node, self.address)
 
     @property
-    def _listed(self) -> bool:
+    def listed(self) -> bool:
         """True where the members are a list of the settings."""
         return isinstance(self.members, StaticMembers)
 

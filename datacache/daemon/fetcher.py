@@ -95,13 +95,15 @@ class _Wanted(NamedTuple):
 class _Flight:
     """A block between the first request for it and its place in the tiers."""
 
-    __slots__ = ("data", "for_reader", "holds", "hops", "stored", "turn", "waits_for", "wanted")
+    __slots__ = ("data", "for_reader", "from_node", "holds", "hops", "stored", "turn", "waits_for", "wanted")
 
     def __init__(self) -> None:
         self.data: Future[Data] = Future()
         self.data.set_running_or_notify_cancel()  # one who no longer waits must not cancel it for the others
         self.stored: list[Stored] = []
         self.for_reader = False
+        self.from_node = False
+        """True if another node gave it."""
         self.hops = _HOPS[Kind.READ]
         """How many nodes may wait for each other behind this one: fewer, once other nodes wait for it. So no circle of
         waiting nodes can close."""
@@ -295,9 +297,9 @@ class Fetcher:
         looked: int | None = None,
         pass_on: bool = False,
         soon: bool = False,
-    ) -> None:
-        """Fetch a block for the tiers in this thread (`lane`, `soon`: see `Block`); return when its bytes have come.
-        `pass_on`: for its owner's alone, if that is another node's disk to keep.
+    ) -> bool:
+        """Fetch a block for the tiers in this thread (`lane`, `soon`: see `Block`); return when its bytes have come:
+        True if another node gave them. `pass_on`: for its owner's alone, if that is another node's disk to keep.
 
         `stored` is called, in any thread, when the tiers have taken them or not. Raises the store's errors, and then
         calls nothing. `looked`: the value of `landings` before the caller saw that the block is not here.
@@ -314,6 +316,7 @@ class Fetcher:
             self.turns.fetched(turn)
             self.turns.release(turn)
         flight.data.result()
+        return flight.from_node
 
     def close(self) -> None:
         """Let flights end, for a few seconds: a store that is away may be retried for longer, and the process then ends
@@ -421,6 +424,7 @@ class Fetcher:
                 within_s = math.inf
                 if given is None and sound:
                     given, within_s = self._ask_nodes(flight, wanted)
+                    flight.from_node = given is not None
                 self._getting[id] = begun = time.monotonic()  # the store may take its time again
                 if given is None:
                     with AskedAt(asked, within_s):

@@ -19,8 +19,10 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from xxhash import xxh3_64_hexdigest
 
@@ -51,7 +53,10 @@ _WHOLE_STORE = (StoreUnavailableError, StoreAccessError, SettingsError)
 _LOOK_BLOCKS = 64
 _ASK_BLOCKS = 16_384
 """So many are looked at together where other nodes are asked."""
+_NODES_TOLD = 3
 Item = tuple[ObjectRef, int, BlockId]
+_ByNode = dict[Member | None, list[int]]
+"""Positions of blocks by the node that is to keep them; None is this one."""
 
 
 @dataclass
@@ -70,6 +75,8 @@ class WarmJob:
     bytes_total: int = 0
     bytes_done: int = 0
     bytes_fetched: int = 0
+    bytes_from_nodes: int = 0
+    """Of those that were fetched, by what other nodes gave."""
     bytes_not_kept: int = 0
     enough_bytes: int | None = None
     """Where to end, if the whole would push out its own beginning."""
@@ -205,8 +212,10 @@ class _Warming:
         stopping: threading.Event,
     ) -> None:
         self._part, self._keepers = part, keepers
-        self._unheard = ""
-        """Why a node that owns some of the blocks did not say whether it has them."""
+        self._silent: dict[str, Exception] = {}
+        """Why nodes, by their addresses, do not say which blocks they have."""
+        self._missing_at: Counter[Member] = Counter()
+        """The bytes that are missing in the end, by the other node that owns them."""
         self._job, self._dataset, self._manifest, self._fetcher = job, dataset, manifest, fetcher
         self._stopping = stopping
         self._not_kept_bytes = 1 if job.background else _NOT_KEPT_BYTES
@@ -243,11 +252,11 @@ class _Warming:
         elif missing:
             full = job.bytes_not_kept or job.enough_bytes is not None
             why = "it is full" if full else "they were evicted, or lost on the disk, meanwhile"
-            if self._keepers is not None and not full:
-                why = self._unheard or "the nodes that own them have no room, or lost them meanwhile"
+            hint = "Raise DATACACHE_SSD_BYTES, or make room: dsctl cache evict NAME" if full else "Warm it again."
+            if self._missing_at and not full:
+                why, hint = self._blame_nodes()
             job.error = f"{missing:,} of {job.bytes_total:,} bytes are not in the cache: {why}"
-            job.hint = "Raise DATACACHE_SSD_BYTES, or make room: dsctl cache evict NAME" if full else "Warm it again."
-            job.state = "incomplete"
+            job.hint, job.state = hint, "incomplete"
         else:
             job.files_done = job.files_total
             job.state = "done"
@@ -266,32 +275,58 @@ class _Warming:
         at_a_time = _LOOK_BLOCKS if self._keepers is None else _ASK_BLOCKS
         while (some := list(itertools.islice(blocks, at_a_time))) and not self._over():
             looked = self._fetcher.landings if self._keepers is None else None
-            gone = set(self._lacking([id for _, _, id in some]))
+            ids = [id for _, _, id in some]
+            lacking, unheard = self._lacking(ids)
+            left = set(chain.from_iterable(unheard.values()))
+            gone = {*chain.from_iterable(lacking.values()), *self._lacked_in_place(ids, sorted(left))}
             for at, item in enumerate(some):
-                if at not in gone:
+                if at not in gone and at not in left:
                     with self._changed:
                         self._count(item)
-                elif not item[1] or object_id(item[0]) not in self._lost:
+                elif at in gone and (not item[1] or object_id(item[0]) not in self._lost):
                     yield item, looked
 
-    def _lacking(self, ids: Sequence[BlockId], *, last: bool = False) -> list[int]:
-        """Return the positions of the blocks that are not where they are to be kept. The `last` look is at the files of
-        this node, too."""
-        if self._keepers is None:
-            return self._lacking_here(ids, last=last)
-        try:
-            owners = self._keepers.owners(ids)
-        except LookupError:  # no node serves, so each keeps what it reads
-            return self._lacking_here(ids, last=last)
-        lacking: list[int] = []
-        for owner, positions in owners.items():
+    def _lacking(self, ids: Sequence[BlockId], *, last: bool = False) -> tuple[_ByNode, _ByNode]:
+        """Return the positions of the blocks that are not where they are to be kept, and of those whose owner does not
+        say so. The `last` look is at the files of this node, too."""
+        lacking: _ByNode = {}
+        unheard: _ByNode = {}
+        for owner, positions in self._owners(ids).items():
             some = [ids[at] for at in positions]
-            if owner.address == self._keepers.address:
-                gone = self._lacking_here(some, last=last)
+            if owner is None:
+                gone: list[int] | None = self._lacking_here(some, last=last)
             else:
-                gone = [] if self._job.background else self._lacked_by(self._keepers, owner, some)
-            lacking += [positions[at] for at in gone]
-        return lacking
+                gone = [] if self._job.background else self._lacked_by(owner, some)
+            if gone is None:
+                unheard[owner] = positions
+            else:
+                lacking[owner] = [positions[at] for at in gone]
+        return lacking, unheard
+
+    def _lacked_in_place(self, ids: Sequence[BlockId], left: list[int]) -> Iterator[int]:
+        """Yield, of blocks whose owners say nothing, the positions of those that the next in rank lacks: it keeps what
+        it is asked for meanwhile. This node keeps nothing in place of another one."""
+        while left:
+            silent, again = frozenset(self._silent), list[int]()
+            for owner, nths in self._owners([ids[at] for at in left], without=silent).items():
+                positions = [left[nth] for nth in nths]
+                gone = self._lacked_by(owner, [ids[at] for at in positions]) if owner is not None else []
+                if gone is None:
+                    again += positions
+                else:
+                    yield from (positions[at] for at in gone)
+            left = again
+
+    def _owners(self, ids: Sequence[BlockId], *, without: Collection[str] = ()) -> _ByNode:
+        """Return who is to keep some blocks, as if nodes at some addresses were not there."""
+        peers = self._keepers
+        try:
+            owners = peers.owners(ids, without=without) if peers is not None else {}
+        except LookupError:  # no node serves, so each keeps what it reads
+            owners = {}
+        if peers is None or not owners:
+            return {None: list(range(len(ids)))}
+        return {None if owner.address == peers.address else owner: positions for owner, positions in owners.items()}
 
     def _lacking_here(self, ids: Sequence[BlockId], *, last: bool) -> list[int]:
         fetcher = self._fetcher
@@ -300,13 +335,19 @@ class _Warming:
             return gone
         return sorted({*gone, *(at for at, id in enumerate(ids) if not fetcher.present(id))})
 
-    def _lacked_by(self, peers: Peers, owner: Member, ids: Sequence[BlockId]) -> list[int]:
-        try:
-            with contextlib.closing(peers.connect(owner)) as connection:
-                return lacked(connection, ids)
-        except (OSError, ValueError, DatacacheError) as exc:
-            self._unheard = f"the node {owner.id} does not say whether it has them: {exc}"
-            return list(range(len(ids)))
+    def _lacked_by(self, owner: Member, ids: Sequence[BlockId]) -> list[int] | None:
+        """Return the positions of the blocks that the disk of another node has not got; None if it does not say so."""
+        assert self._keepers is not None
+        for tries in (1, 0):
+            if owner.address in self._silent:
+                break
+            try:
+                with contextlib.closing(self._keepers.connect(owner)) as connection:
+                    return lacked(connection, ids)
+            except (OSError, ValueError, DatacacheError) as exc:
+                if not tries or not isinstance(exc, TimeoutError):  # it may be busy
+                    self._silent[owner.address] = exc
+        return None
 
     def _objects(self) -> Iterator[tuple[ObjectRef, ObjectId]]:
         return (found for found in snapshot_objects(self._manifest) if self._part.has(found[1]))
@@ -314,7 +355,7 @@ class _Warming:
     def _missing(self) -> int:
         """Return the bytes that are not here, and note how many there are in all."""
         missing = files = size_bytes = 0
-        self._unheard = ""
+        self._silent.clear()
 
         def looked_at() -> Iterator[tuple[BlockId, int]]:
             nonlocal missing, files, size_bytes
@@ -331,12 +372,35 @@ class _Warming:
         blocks = looked_at()
         at_a_time = _LOOK_BLOCKS if self._keepers is None else _ASK_BLOCKS
         while some := list(itertools.islice(blocks, at_a_time)):
-            missing += sum(some[at][1] for at in self._lacking([id for id, _ in some], last=True))
+            for by_node in self._lacking([id for id, _ in some], last=True):
+                for node, positions in by_node.items():
+                    size = sum(some[at][1] for at in positions)
+                    missing += size
+                    if node is not None and size:
+                        self._missing_at[node] += size
             if self._stopping.is_set() or self._job.cancelled:
                 return missing
         if self._part.of > 1:  # it was about right until now
             self._job.files_total, self._job.bytes_total = files, size_bytes
         return missing
+
+    def _blame_nodes(self) -> tuple[str, str]:
+        """Return which other nodes lack what they own, and what to do."""
+        assert self._keepers is not None
+        words, hint = [], "Raise DATACACHE_SSD_BYTES there, or make room: dsctl cache evict NAME. Then warm it again."
+        for node, size in self._missing_at.most_common(_NODES_TOLD):
+            exc = self._silent.get(node.address)
+            if exc is None:
+                words.append(f"the node {node.id} has no room for {size:,} that it owns, or lost them meanwhile")
+                continue
+            why = getattr(exc, "strerror", None) or exc
+            words.append(f"the node {node.id} at {node.address} owns {size:,}, and cannot be asked: {why}")
+            if isinstance(exc, DatacacheError):
+                hint = f"{exc.hint} Then warm it again." if exc.hint else "Warm it again."
+                continue
+            for_good = "take it off DATACACHE_CLUSTER_MEMBERS of all nodes" if self._keepers.listed else "wait a while"
+            hint = f"Start the daemon of {node.id} again, or if it is gone for good, {for_good}. Then warm it again."
+        return "; ".join(words), hint
 
     def _over(self) -> bool:
         """Tell whether no thread should begin another block."""
@@ -370,7 +434,9 @@ class _Warming:
             self._landing += 1
         try:
             stored = functools.partial(self._stored, item)
-            self._fetcher.fill(id, ref, number, self._dataset, stored=stored, looked=looked, pass_on=True)
+            if self._fetcher.fill(id, ref, number, self._dataset, stored=stored, looked=looked, pass_on=True):
+                with self._changed:
+                    job.bytes_from_nodes += block_length(ref.size_bytes, number)
         except BaseException as exc:
             with self._changed:
                 self._landing -= 1

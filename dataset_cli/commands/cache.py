@@ -135,9 +135,10 @@ def warm(app: App, ref: str, wait: bool) -> None:
         text = f"{job['ref']} is not warm: {job['error']}{more} ({_progress(job)} are here)"
         raise CacheError(text, hint=job.get("hint", ""))
     all_bytes, fetched = format_bytes(job["bytes_total"]), format_bytes(job["bytes_fetched"])
-    app.out.result(
-        job, f"{job['ref']} is warm: {all_bytes}, of which {fetched} were fetched in {format_seconds(took_s)}"
-    )
+    given = job.get("bytes_from_nodes")  # a daemon from before says nothing of it
+    given = f", {format_bytes(given)} of these from other nodes" if given else ""
+    took = format_seconds(took_s)
+    app.out.result(job, f"{job['ref']} is warm: {all_bytes}, of which {fetched} were fetched in {took}{given}")
 
 
 def _follow(app: App, ref: str, bar: Progress) -> dict[str, Any]:

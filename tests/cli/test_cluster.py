@@ -50,7 +50,8 @@ def test_status_tells_members_and_what_came_from_them(dsctl: Dsctl, homes: dict[
     nodes = Pair(homes, f"sqlite:///{homes['a']}/catalog.db", "a={a}/x b={b}/x*9999999")  # b owns nearly all
     assert dsctl("snapshot", "create", "mask", "--from", bucket, "--tag", "v1", **nodes.a).code == 0
     assert dsctl("daemon", "start", **nodes.b).code == 0
-    assert dsctl("warm", "mask@v1", **nodes.a).code == 0
+    warmed = dsctl("warm", "mask@v1", **nodes.a)
+    assert warmed.code == 0
     state = dsctl("cluster", "status", "--json", **nodes.a).json
     assert (state["cluster"], state["node"], state["problem"], state["listed"]) == ("lab", "a", "", True)
     assert [(each["node"], each["this"], each["state"]) for each in state["members"]] == [
@@ -61,6 +62,7 @@ def test_status_tells_members_and_what_came_from_them(dsctl: Dsctl, homes: dict[
     # On a busy machine b may be later than it has.
     assert given["blocks"] > 0
     assert given["blocks"] + given["missed"] == 3
+    assert f", {given['bytes']} B of these from other nodes" in warmed.out
     assert (given["bytes"] == 902) == (given["blocks"] == 3)
     shown = dsctl("cluster", "status", **nodes.a)
     assert shown.err == ""

@@ -124,16 +124,27 @@ def test_a_warm_up_of_what_is_parted_is_done_when_the_disks_of_all_owners_have_i
     assert [now - was for now, was in zip(cluster.stored("ssd"), before, strict=True)] == owned
     assert data.gets() == sum(owned)
     assert cluster.stored("ram")[0] == ram[0]  # what others own only came by
-    cluster.clients[1].evict(data.name)
+    for client in cluster.clients[1:]:
+        client.evict(data.name)
     cluster.homes[2].end_daemon()
     try:
-        job = cluster.warm(0, data)
+        jobs, gets = [], []
+        for _ in range(2):
+            jobs.append(cluster.warm(0, data))
+            gets.append(data.gets())
     finally:
         cluster.homes[2].start_daemon()
-    assert (job["state"], "n3" in str(job["error"])) == ("incomplete", True)
+    for job in jobs:
+        assert job["state"] == "incomplete"
+        assert "the node n3 at" in str(job["error"])
+        assert "Start the daemon of n3 again" in str(job["hint"])
+    assert jobs[0]["bytes_from_nodes"] == jobs[0]["bytes_fetched"] > 0
+    assert (jobs[1]["bytes_fetched"], gets[0]) == (0, gets[1])  # the node that stands in has what it can get
     grown = [now - was for now, was in zip(cluster.stored("ssd"), before, strict=True)]
     assert grown[0] == owned[0]
-    assert grown[1] >= owned[1]  # it stands in for the one that was away
+    assert grown[1] > owned[1]
+    assert cluster.warm(0, data)["state"] == "done"  # at once, though n3 was passed over a moment ago
+    assert data.gets() == gets[1] + owned[2] - (grown[1] - owned[1])
 
 
 FAULTS = {

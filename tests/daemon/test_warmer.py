@@ -186,7 +186,7 @@ def test_in_the_background_a_node_warms_what_it_owns_of_parted_data_whatever_is_
     peers = SimpleNamespace(
         address=me.address,
         partitions=lambda dataset: True,
-        owners=lambda ids: {me: list(range(0, len(ids), 2)), other: list(range(1, len(ids), 2))},
+        owners=lambda ids, without: {me: list(range(0, len(ids), 2)), other: list(range(1, len(ids), 2))},
         connect=pytest.fail,
     )
     job = warm(fetches, background=True, peers=peers, planned=lambda ref: True)
