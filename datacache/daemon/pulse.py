@@ -77,13 +77,14 @@ class Pulse:
 
     def _open(self) -> int:
         fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        for _ in range(_LOCK_TRIES):  # the daemon before this one may be ending
+        for _ in range(_LOCK_TRIES):
+            # Before the lock: with it, the last beat of the daemon before this one would be that of a silent one.
+            os.pwrite(fd, _BEAT.pack(time.monotonic_ns()), 0)
             try:
                 fcntl.fcntl(fd, _OFD_SETLK, _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
                 break
-            except OSError:
+            except OSError:  # that one is ending, perhaps
                 time.sleep(0.1)
-        os.pwrite(fd, _BEAT.pack(time.monotonic_ns()), 0)
         return fd
 
 
@@ -118,8 +119,9 @@ class PulseWatch:
             if always or age_s is None or age_s >= SILENT_S:
                 self._reopen()  # it may be another file by now
                 age_s = self._age_s()
-                if (always or (age_s is not None and age_s >= SILENT_S)) and not self._held():
-                    return None
+                if always or (age_s is not None and age_s >= SILENT_S):
+                    # Once more: another daemon may have begun to beat between the two looks.
+                    return self._age_s() if self._held() else None
             return age_s
 
     def _age_s(self) -> float | None:

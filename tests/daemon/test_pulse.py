@@ -240,6 +240,26 @@ def test_a_daemon_that_cannot_be_started_is_not_tried_by_each_read_anew(settings
     assert len(spawned) == 2
 
 
+def test_a_daemon_that_begins_to_beat_where_an_ended_one_has_left_its_last_beat_is_never_silent(settings, monkeypatch):
+    file = settings.home / "run" / "daemon.pulse"
+    file.parent.mkdir(parents=True)
+    watch, seen = PulseWatch(settings.home), []
+    held = PulseWatch._held
+
+    def begins(self):  # between the two looks of a reader, and as far as the lock
+        pulse = pulse_module.Pulse(settings.home, str)
+        monkeypatch.setattr(PulseWatch, "_held", held)
+        monkeypatch.setattr(pulse_module.fcntl, "fcntl", lambda *_: seen.append(watch._age_s()))
+        os.close(pulse._open())
+        return True
+
+    monkeypatch.setattr(PulseWatch, "_held", begins)
+    file.write_bytes(bytes(8))
+    assert watch.silent_s() is None
+    assert len(seen) == 1
+    assert seen[0] < 3
+
+
 def test_a_daemon_that_ends_without_a_word_is_not_given_the_words_of_one_before_it(settings, monkeypatch):
     log = paths.log_path(settings.home)
     log.parent.mkdir(parents=True)
