@@ -59,7 +59,9 @@ class Certificates:
         except TimeoutError:
             raise
         except OSError as exc:
-            raise _not_accepted(exc) or FrameError(f"the node speaks no TLS, see DATACACHE_CLUSTER_TLS: {exc}") from exc
+            why = "" if isinstance(exc, ssl.SSLEOFError) else f": {exc}"
+            no_tls = f"the node speaks no TLS, and DATACACHE_CLUSTER_TLS is set here{why}"
+            raise _not_accepted(exc) or FrameError(no_tls) from exc
         # Both sides have the same one only if they made the same keys; RFC 5929 has it as `tls-unique`.
         binding = secured.get_channel_binding("tls-unique")
         if not binding:  # without it somebody with a certificate could pass an introduction on
