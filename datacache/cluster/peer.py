@@ -162,17 +162,22 @@ class OtherNode:
         """The time for its first word."""
         self.looked_at = False
         """True once `look` has ended."""
+        self._has_other_list = False
 
     @property
     def problem(self) -> str:
         """Say why the last request failed; '' if it was answered."""
         error = self._breaker.error
-        return str(getattr(error, "strerror", None) or error or "")
+        if error is None:
+            return "it has another list of members" if self._has_other_list else ""
+        return str(getattr(error, "strerror", None) or error)
 
     @property
     def hint(self) -> str:
         """Say what to do about the `problem`; '' where nothing is known."""
         error = self._breaker.error
+        if error is None and self._has_other_list:
+            return "Set the same DATACACHE_CLUSTER_MEMBERS, or none, on all nodes, and start their daemons again."
         if isinstance(error, DatacacheError):
             return error.hint
         if isinstance(error, ConnectionRefusedError):
@@ -191,10 +196,13 @@ class OtherNode:
         self._passed_over = False
         return connection
 
-    def look(self) -> None:
-        """See whether the node lets this one in."""
+    def look(self, list_id: str) -> None:
+        """See whether the node lets this one in, and has its list of members."""
         try:
-            self.connect().close()
+            with contextlib.closing(self.connect(MOST_S)) as connection:
+                # Without a state this is a question only: a process that has not joined may ask it.
+                theirs = connection.ask("state", {"node": self._me.node, "state": "", "left": 0})
+            self._has_other_list = theirs.get("list", list_id) != list_id
         except (OSError, DatacacheError, ValueError) as exc:
             self._breaker.failed(exc)
         self.looked_at = True

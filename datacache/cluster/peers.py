@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
+from xxhash import xxh3_64_hexdigest
+
 from datacache.cluster.members import (
     DRAINED,
     DRAINING,
@@ -32,6 +34,7 @@ from datacache.cluster.placement import Placement
 from datacache.core.concurrency import gather
 from datacache.core.errors import CacheError, StoreError, StoreUnavailableError, UsageError
 from datacache.core.ids import BlockId, ObjectRef
+from datacache.core.nodes import parse_node
 from datacache.exchange.auth import Identity, PeerRefusedError
 from datacache.exchange.tls import Certificates
 from datacache.exchange.wire import Mode
@@ -79,9 +82,11 @@ class Peers:
         mode_of: Callable[[str], str],
         *,
         store_timeout_s: float = 30.0,
+        list_id: str = "",
     ) -> None:
         """`address` is this node's own; `mode_of` gives the mode of a data set; `store_timeout_s` is how long a node
-        tries a store, and how long its last try may take."""
+        tries a store, and how long its last try may take; `list_id` is that of no other list of members, '' of none."""
+        self._list_id = list_id
         self.members, self.me, self.address, self._zone, self._mode_of = members, me, address, zone, mode_of
         self._patience_s = 2 * store_timeout_s + _MORE_S
         self.last_try_s = _LAST_TRY * store_timeout_s
@@ -205,7 +210,7 @@ class Peers:
         """Take note of what another node of a list tells of itself; return the same of this one."""
         if isinstance(self.members, StaticMembers) and state in STATES and node != self.me.node:
             self.members.note(node, state, left)
-        return self._own_state()
+        return self._own_state() | {"list": self._list_id}
 
     def _own_state(self) -> dict[str, Any]:
         me = next((member for member in self.members.view.members if member.id == self.me.node), None)
@@ -250,7 +255,7 @@ class Peers:
         pool = ThreadPoolExecutor(min(len(others), _MOST_LOOKS) or 1, thread_name_prefix="look")
         try:
             with contextlib.suppress(RuntimeError):  # no more threads can be started
-                wait([pool.submit(self._peer(member).look) for member in others], _LOOK_S)
+                wait([pool.submit(self._peer(member).look, self._list_id) for member in others], _LOOK_S)
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
@@ -376,6 +381,13 @@ def open_peers(settings: Settings, members: Members) -> Peers:
     """Return the other nodes of the cluster that the settings name. `SettingsError`."""
     tls = Certificates(settings.cluster_tls) if settings.cluster_tls else None
     me = Identity(settings.cluster, settings.node or socket.gethostname(), read_cluster_key(settings), tls)
+    listed = sorted(parse_node(text) for text in settings.cluster_members)
     return Peers(
-        members, me, settings.listen, settings.zone, settings.mode_of, store_timeout_s=settings.store_timeout_s
+        members,
+        me,
+        settings.listen,
+        settings.zone,
+        settings.mode_of,
+        store_timeout_s=settings.store_timeout_s,
+        list_id=xxh3_64_hexdigest(repr(listed).encode()) if listed else "",
     )

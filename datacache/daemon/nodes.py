@@ -212,7 +212,7 @@ class NodeRequests:
             return json.dumps(self.peers.drain("")).encode()
         if op == b"state":
             fields = Fields.decode(body)
-            mine = self.peers.note(fields.text("node"), fields.text("state"), fields.number("left"))
+            mine = self.peers.note(fields.text("node"), fields.optional_text("state"), fields.number("left"))
             return json.dumps(mine).encode()
         raise UsageError("bad request: another node may ask for blocks only, or hand them over")
 

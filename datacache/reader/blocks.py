@@ -73,7 +73,7 @@ class DaemonBlocks:
             return None
         except DaemonError as exc:
             if not self._warned:
-                log.warning("reading past the cache: %s", exc)
+                log.warning("reading past the cache: %s", f"{exc}. {exc.hint}".rstrip())
                 self._warned = True
             return None
         local.refresh()

@@ -335,7 +335,7 @@ def _daemon(settings: Settings) -> Iterator[Check]:
 
 
 def _cluster(settings: Settings) -> Iterator[Check]:
-    """Tell of each other node of the cluster that does not let this one in, and why."""
+    """Tell of each other node of the cluster that does not let this one in, or has another list, and why."""
     if not settings.cluster:
         return
     try:
@@ -345,8 +345,8 @@ def _cluster(settings: Settings) -> Iterator[Check]:
         return
     others = [member for member in found["members"] if not member["this"]]
     out = [member for member in others if member["problem"] or not member["looked_at"]]
-    let_in = f"{len(others) - len(out)} of which let this one in" if out else "which let this one in"
-    text = f"{settings.cluster}: {count(len(others), 'other node')}" + (f", {let_in}" if others else "")
+    good = f"{len(others) - len(out)} of which can be asked" if out else "which can be asked"
+    text = f"{settings.cluster}: {count(len(others), 'other node')}" + (f", {good}" if others else "")
     if found["problem"] and not others:  # which the daemon's problems tell
         return
     if out and len(out) == len(others):

@@ -99,7 +99,7 @@ def test_doctor_tells_which_node_does_not_let_this_one_in(dsctl: Dsctl, homes: d
         found = dsctl("doctor", "--json", **nodes.a | changed).json["checks"]
         return [(each["name"], each["state"], each["message"]) for each in found if each["name"] in ("cluster", "node")]
 
-    away = ("cluster", "fail", "lab: 1 other node, 0 of which let this one in")
+    away = ("cluster", "fail", "lab: 1 other node, 0 of which can be asked")
     at = f"b at {nodes.addresses['b']}"
     assert told() == [away, ("node", "warn", f"{at}: Connection refused")]
     assert told(DATACACHE_NODE="c") == [("cluster", "fail", "the node 'c' is not in DATACACHE_CLUSTER_MEMBERS")]
@@ -110,7 +110,13 @@ def test_doctor_tells_which_node_does_not_let_this_one_in(dsctl: Dsctl, homes: d
     assert told() == differ  # by the daemon
     assert dsctl("daemon", "stop", **nodes.b).code == 0
     assert dsctl("daemon", "start", **nodes.b).code == 0
-    assert told() == [("cluster", "ok", "lab: 1 other node, which let this one in")]
+    assert told() == [("cluster", "ok", "lab: 1 other node, which can be asked")]
+    assert dsctl("daemon", "stop", **nodes.a).code == 0
+    listed = nodes.a["DATACACHE_CLUSTER_MEMBERS"]
+    another = {"DATACACHE_CLUSTER_MEMBERS": f"{listed}*2"}
+    assert told(**another) == [away, ("node", "warn", f"{at}: it has another list of members")]
+    reordered = {"DATACACHE_CLUSTER_MEMBERS": ",".join(reversed(listed.split()))}
+    assert told(**reordered) == [("cluster", "ok", "lab: 1 other node, which can be asked")]
 
 
 def test_a_node_of_a_list_drains_at_the_word_of_another(dsctl: Dsctl, homes: dict[str, Path], bucket: Path) -> None:

@@ -472,7 +472,7 @@ def test_no_other_node_tells_the_state_of_this_one(nodes: Nodes) -> None:
     nodes.add(honest)
     peers = nodes.peers()
     peers.note("n1", DRAINING, 3)
-    assert peers.note("me", DRAINING, 3) == {"node": "me", "state": SERVING, "left": 0}
+    assert peers.note("me", DRAINING, 3) == {"node": "me", "state": SERVING, "left": 0, "list": ""}
     assert [member.state for member in peers.members.view.members] == [SERVING, DRAINING]
 
 
