@@ -164,14 +164,18 @@ class Peers:
             if not self.draining.is_set():
                 self.members.set_state(DRAINING)
                 self.draining.set()
-            return {"node": self.me.node, "state": DRAINING}
+            mine = self._own_state()  # in a view that may not say yet that it drains
+            return {"node": self.me.node, "state": DRAINING, "left": 0} | (mine if mine.get("state") == DRAINED else {})
         found = [member for member in self.members.view.members if member.id == node]
         if not found:
             names = ", ".join(member.id for member in self.members.view.members)
             raise UsageError(f"the cluster has no node {node!r}", hint=f"It has {names}.")
         try:
             with contextlib.closing(self.connect(found[0])) as connection:
-                return connection.ask("drain")
+                theirs = connection.ask("drain")
+            if theirs.get("state") == DRAINED:  # it could not tell this node, or does not know it
+                self.note(node, DRAINED, int(theirs.get("left", 0)))
+            return theirs
         except (OSError, PeerRefusedError) as exc:
             raise CacheError(
                 f"the node {node!r} at {found[0].address} cannot be told to drain: {exc}",

@@ -62,7 +62,8 @@ def drain(app: App, node: str | None, no_wait: bool) -> None:
     answer = api.drain_node(node or "", app.settings)
     node = answer["node"]
     if no_wait:
-        app.out.result(answer, f"node {node} is draining: it owns no blocks until its daemon is started again")
+        text = f"node {node} is draining: it owns no blocks until its daemon is started again"
+        app.out.result({name: answer[name] for name in ("node", "state")}, text)
         return
     most = 0
     with app.out.progress(f"draining {node}") as bar:

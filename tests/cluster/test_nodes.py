@@ -201,7 +201,7 @@ def test_a_node_drains_and_what_it_had_outlives_it(tmp_path_factory: pytest.Temp
         cluster.read(others[0], parted)  # which has it in RAM now
         until(lambda: sum(cluster.stored("ssd")) == 2 * len(data.blocks) - len(mine) + len(parted.blocks))
         before = cluster.stored("ssd")
-        assert others[0].drain("n1") == {"node": "n1", "state": "draining"}
+        assert others[0].drain("n1") == {"node": "n1", "state": "draining", "left": 0}
         until(lambda: states() == [["drained", "serving", "serving"]] * 3)
         assert [each["left"] for each in others[1].cluster()["members"]] == [0, 0, 0]
         cluster.homes[1].end_daemon()

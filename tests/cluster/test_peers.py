@@ -476,6 +476,16 @@ def test_no_other_node_tells_the_state_of_this_one(nodes: Nodes) -> None:
     assert [member.state for member in peers.members.view.members] == [SERVING, DRAINING]
 
 
+def test_a_node_that_has_drained_and_does_not_tell_this_one_says_so_when_it_is_asked(nodes: Nodes) -> None:
+    nodes.add(answering(Kind.OK, body=json.dumps({"node": "n1", "state": DRAINED, "left": 3}).encode()))
+    peers = nodes.peers()
+    assert peers.drain("n1")["state"] == DRAINED
+    assert [(member.state, member.left) for member in peers.members.view.members] == [(SERVING, 0), (DRAINED, 3)]
+    assert peers.drain("") == {"node": "me", "state": DRAINING, "left": 0}
+    peers.report(DRAINED, 2)
+    assert peers.drain("") == {"node": "me", "state": DRAINED, "left": 2}
+
+
 def test_a_node_that_hangs_keeps_no_other_from_being_told_the_state_of_this_one(nodes: Nodes) -> None:
     told = threading.Event()
 
