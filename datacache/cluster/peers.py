@@ -177,9 +177,11 @@ class Peers:
                 self.note(node, DRAINED, int(theirs.get("left", 0)))
             return theirs
         except (OSError, PeerRefusedError) as exc:
+            gone = " If it is gone for good, take it off DATACACHE_CLUSTER_MEMBERS of all nodes." if self.listed else ""
+            why = getattr(exc, "strerror", None) or exc
             raise CacheError(
-                f"the node {node!r} at {found[0].address} cannot be told to drain: {exc}",
-                hint=f"If its daemon runs, run dsctl cluster drain on {node}.",
+                f"the node {node!r} at {found[0].address} cannot be told to drain: {why}",
+                hint=f"If its daemon runs, run dsctl cluster drain on {node}.{gone}",
             ) from exc
 
     def report(self, state: str, left: int) -> None:
