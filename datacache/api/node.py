@@ -20,7 +20,8 @@ from datacache.core.errors import (
     SnapshotNotFoundError,
     UsageError,
 )
-from datacache.daemon.client import DaemonClient, StartFailure
+from datacache.daemon.client import DaemonClient
+from datacache.daemon.starting import DaemonProcess, StartFailure
 from datacache.settings import Settings, load_settings
 
 _POLL_S = 0.05
@@ -54,7 +55,7 @@ def running_daemon(settings: Settings | None = None) -> DaemonClient | None:
 
 def start_failure(settings: Settings | None = None) -> StartFailure | None:
     """Return why the last start of the node's daemon failed; None if it did not, or if nobody has tried."""
-    return DaemonClient(settings or load_settings()).start_failure()
+    return DaemonProcess(settings or load_settings()).failure()
 
 
 def cache_status(settings: Settings | None = None) -> dict[str, Any]:

@@ -18,11 +18,9 @@ from datacache.core.errors import DaemonRunningError, DatacacheError
 from datacache.core.logs import log_to_stderr
 from datacache.daemon import memory
 from datacache.daemon.client import DaemonClient
+from datacache.daemon.starting import ALREADY_RUNNING
 from datacache.settings import keep_default_ssd_bytes, load_settings
 from datacache.tiers.parts import Part
-
-ALREADY_RUNNING = 3
-"""Exit code: another daemon serves this home."""
 
 
 def main() -> int:

@@ -15,20 +15,16 @@ import json
 import logging
 import os
 import random
-import subprocess
-import sys
-import threading
 import time
 import weakref
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
-from datacache.core import ipc, lockfile
+from datacache.core import ipc
 from datacache.core.boot import stat_of
 from datacache.core.concurrency import PerProcess
-from datacache.core.disk import open_private, replace_file
 from datacache.core.errors import (
     DaemonError,
     DaemonSilentError,
@@ -42,6 +38,7 @@ from datacache.daemon import paths
 from datacache.daemon.keeper import keeper_answers
 from datacache.daemon.orders.plan_file import PlanHeader
 from datacache.daemon.pulse import PulseWatch
+from datacache.daemon.starting import DaemonProcess
 from datacache.exchange.client import Connection
 from datacache.exchange.frames import Deadline, FrameError
 from datacache.exchange.wire import BlocksRequest, Mode
@@ -51,10 +48,6 @@ from datacache.tiers.parts import part_of
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
-_START_TIMEOUT_S = 20.0
-_ALREADY_RUNNING = 3
-_EXTERNAL_AWAY_S = 5.0
-"""Time to wait for a daemon that something else starts, from when it was first missed."""
 _CONNECT_TIMEOUT_S = 5.0
 _LOOK_EVERY_S = 0.25
 _MOST_IDLE = 64
@@ -64,9 +57,7 @@ _LOOK_TIMEOUT_S = 10.0
 """For questions that the daemon answers from memory."""
 _ORDER_TIMEOUT_S = 600.0
 """For orders to the daemon itself, such as pins: while its pulse beats it is at work on them."""
-_START_FAILURE_S = 5.0
-"""Time in which no process of the home starts a daemon for a read after a start failed; three times as long as that
-start took, if that is more."""
+_STOP_TIMEOUT_S = 20.0
 
 
 class _Connection(Connection):
@@ -80,16 +71,6 @@ class _Connection(Connection):
         super().__init__(connection, look=self.deadline.look, look_every_s=_LOOK_EVERY_S)
         self.introduced = False
         """True if the daemon was told over it how this process reaches stores."""
-
-
-class StartFailure(NamedTuple):
-    """Why the last start of a home's daemon failed."""
-
-    message: str
-    hint: str
-    ago_s: float
-    repeat_s: float
-    """For so long reads repeat it rather than try again."""
 
 
 class _PartAwayError(Exception):
@@ -161,9 +142,7 @@ class DaemonClient:
         # A get may take the store's whole patience, and wait behind others.
         self._block_timeout_s = 2 * settings.store_timeout_s + 10.0
         self._pulse = PerProcess(lambda: PulseWatch(settings.home))
-        self._missed_at: float | None = None
-        """When a daemon that something else starts was found missing. Any thread may set it; a lost update only costs
-        another wait."""
+        self._process = DaemonProcess(settings)
 
     def block(
         self,
@@ -365,7 +344,7 @@ class DaemonClient:
         """Stop the daemon and wait until it is gone. `DaemonSilentError` names the process of one that does not
         answer."""
         pid = int(self._call("stop", start=False)["pid"])
-        end = time.monotonic() + _START_TIMEOUT_S
+        end = time.monotonic() + _STOP_TIMEOUT_S
         while stat_of(pid)[:1] not in ([], ["Z"]):
             if time.monotonic() > end:
                 raise DaemonError(f"the daemon (pid {pid}) does not stop", hint=f"kill -9 {pid}")
@@ -416,160 +395,27 @@ class DaemonClient:
         return "unknown"
 
     def start_soon(self) -> None:
-        """Start the daemon unless one answers, without waiting for it. Does nothing if something else starts it."""
-        if self._settings.daemon != "external" and not self.alive() and self.silence() is None:
-            self._spawn()
+        """Start the daemon unless one is there, without waiting for it. Does nothing if something else starts it."""
+        self._process.start_soon(self._answers)
 
     def ensure(self, *, fresh: bool = True) -> None:
-        """Start the daemon unless one answers. `DaemonUnavailableError` tells why it cannot be started; or, where
-        something else starts it, that it has been away for some seconds. `DaemonSilentError` for one that is there
-        and does not answer. Unless `fresh`, a start that failed a moment ago is not tried again."""
-        if self._settings.daemon == "external":
-            self._wait_for_it()
-            return
-        end = time.monotonic() + _START_TIMEOUT_S
-        while self._expect_no_silence() or not self.alive():
-            if not fresh:
-                self._expect_no_failure()
-            with self._turn_to_start() as mine:
-                if mine:
-                    begun = time.monotonic()
-                    try:
-                        self._start(end)
-                    except DaemonUnavailableError as exc:
-                        self._note_failure(exc, max(_START_FAILURE_S, 3 * (time.monotonic() - begun)))
-                        raise
-                    return
-            if time.monotonic() > end:
-                raise self._no_answer()
-            time.sleep(0.02)
+        """See that a daemon answers (`DaemonProcess.ensure`). `DaemonSilentError` for one that is there and does
+        not."""
+        self._process.ensure(self._answers, fresh=fresh)
 
-    def _wait_for_it(self) -> None:
-        while self._expect_no_silence() or not self.alive():
-            now = time.monotonic()
-            self._missed_at = missed_at = self._missed_at or now
-            if now - missed_at > _EXTERNAL_AWAY_S:
-                raise DaemonUnavailableError(
-                    f"the cache daemon of {self._settings.home} does not answer, and it is not ours to start it",
-                    hint="DATACACHE_DAEMON is external: look at the container or service that runs it.",
-                )
-            time.sleep(0.05)
-        self._missed_at = None
+    def _answers(self) -> bool:
+        self._expect_no_silence()
+        return self.alive()
 
     def _look(self) -> None:
         if self._pulse.get().late():
             self._prepare()
         self._expect_no_silence()
 
-    def _expect_no_silence(self) -> bool:
-        """Raise `DaemonSilentError` if a daemon is silent; else return False."""
+    def _expect_no_silence(self) -> None:
         silence = self.silence()
         if silence is not None:
             raise silence
-        return False
-
-    def start_failure(self) -> StartFailure | None:
-        """Return why the last start of the daemon failed; None if it did not."""
-        path = paths.start_failure_path(self._settings.home)
-        try:
-            until_s, message, hint = json.loads(path.read_text())
-            now_s = time.time()
-            return StartFailure(str(message), str(hint), now_s - path.stat().st_mtime, float(until_s) - now_s)
-        except (OSError, ValueError, TypeError):
-            return None
-
-    def _note_failure(self, exc: DaemonUnavailableError, for_s: float) -> None:
-        """Tell all processes of the home why no daemon could be started, and for how long they need not try."""
-        with contextlib.suppress(OSError):
-            path = paths.start_failure_path(self._settings.home)
-            beside = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}")
-            said = json.dumps([time.time() + for_s, exc.message, exc.hint])
-            replace_file(path, said.encode(), beside=beside, durable=False)
-
-    def _expect_no_failure(self) -> None:
-        failure = self.start_failure()
-        if failure is not None and 0 < failure.repeat_s < _START_FAILURE_S + 3 * _START_TIMEOUT_S:  # no clock set back
-            raise DaemonUnavailableError(failure.message, hint=failure.hint)
-
-    @contextlib.contextmanager
-    def _turn_to_start(self) -> Iterator[bool]:
-        """Yield True in the one thread of all threads and processes of the home that starts a daemon: sixteen readers
-        that find none would start sixteen, of which fifteen come up for nothing."""
-        path = self._settings.home / "run" / "start.lock"
-        with contextlib.ExitStack() as stack:
-            try:
-                path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                mine = stack.enter_context(lockfile.held(path, wait=False))
-            except OSError:  # the home cannot be written: starting says what is wrong
-                mine = True
-            yield mine
-
-    def _start(self, end: float) -> None:
-        process: subprocess.Popen[bytes] | None = None
-        lost_race_s, killed, log_bytes = 0.1, False, 0
-        while not self.alive():
-            if process is None:
-                with contextlib.suppress(OSError):
-                    log_bytes = paths.log_path(self._settings.home).stat().st_size
-                process = self._spawn()
-            elif process.poll() == _ALREADY_RUNNING:
-                # Another one holds the lock. It may die before it serves, so ours is tried again, ever less often.
-                process = None
-                time.sleep(lost_race_s)
-                lost_race_s = min(2 * lost_race_s, 2.0)
-            elif (process.poll() or 0) < 0 and not killed:  # for want of memory, say: that may be chance, once
-                process, killed = None, True
-            elif process.poll() is not None:
-                error, hint = self._last_words(log_bytes, process.returncode)
-                raise DaemonUnavailableError(
-                    f"the cache daemon cannot be started: {error}",
-                    hint=hint or f"Its log: {paths.log_path(self._settings.home)}. See also: dsctl doctor",
-                )
-            if time.monotonic() > end:
-                raise self._no_answer()
-            time.sleep(0.02)
-
-    def _no_answer(self) -> DaemonUnavailableError:
-        home = self._settings.home
-        words = f"the cache daemon of {home} does not answer"
-        return DaemonUnavailableError(words, hint=f"Its log: {paths.log_path(home)}")
-
-    def _spawn(self) -> subprocess.Popen[bytes]:
-        home = self._settings.home
-        log_file = paths.log_path(home)
-        package_root = str(Path(__file__).parents[2])
-        environment = os.environ | self._settings.environment()
-        environment["PYTHONPATH"] = os.pathsep.join(p for p in (package_root, os.environ.get("PYTHONPATH")) if p)
-        try:
-            log_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with open(log_file, "ab", opener=open_private) as out:
-                return subprocess.Popen(
-                    [sys.executable, "-m", "datacache.daemon"],
-                    stdin=subprocess.DEVNULL,
-                    stdout=out,
-                    stderr=out,
-                    cwd="/",
-                    env=environment,
-                    start_new_session=True,
-                )
-        except OSError as exc:
-            raise DaemonUnavailableError(
-                f"the cache daemon cannot be started: {exc.strerror} ({exc.filename})",
-                hint="Set DATACACHE_HOME to a folder you can write to.",
-            ) from exc
-
-    def _last_words(self, log_bytes: int, code: int) -> tuple[str, str]:
-        """Return the last error in the daemon's log behind so many bytes, and its hint or ''. `code`: it ended with."""
-        with contextlib.suppress(OSError):
-            said = paths.log_path(self._settings.home).read_bytes()[log_bytes:]
-            lines = said.decode(errors="replace").splitlines()[-20:]
-            errors = [at for at, line in enumerate(lines) if line.startswith("error: ")]
-            if errors:
-                hint = next((line for line in lines[errors[-1] + 1 :] if line.startswith("hint: ")), "")
-                return lines[errors[-1]].removeprefix("error: "), hint.removeprefix("hint: ")
-            if lines:
-                return lines[-1], ""
-        return f"it ended ({code}) and said nothing", ""
 
     def _look_at(self, op: str, fields: object = None) -> dict[str, Any]:
         return self._call(op, fields, timeout_s=_LOOK_TIMEOUT_S)

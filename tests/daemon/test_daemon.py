@@ -24,6 +24,7 @@ from datacache.core.errors import DaemonUnavailableError, SnapshotNotFoundError,
 from datacache.core.ids import ObjectRef
 from datacache.daemon import paths
 from datacache.daemon.client import DaemonClient
+from datacache.daemon.starting import DaemonProcess
 from datacache.store.retry import UNREACHED_S
 from tests.conformance.faults import Fault, FaultProxy
 from tests.promises import promise
@@ -223,7 +224,7 @@ def test_a_block_that_a_reader_calls_broken_and_is_not_stays(bucket, settings, m
 
 @pytest.mark.parametrize("end", ["raise SystemExit(3)", "import os; os.kill(os.getpid(), 9)"])
 def test_a_start_that_lost_the_race_or_was_killed_is_tried_again(settings, monkeypatch, end):
-    client, spawn, spawned = DaemonClient(settings), DaemonClient._spawn, []
+    client, spawn, spawned = DaemonClient(settings), DaemonProcess._spawn, []
 
     def lose_once(self):
         spawned.append(1)
@@ -231,7 +232,7 @@ def test_a_start_that_lost_the_race_or_was_killed_is_tried_again(settings, monke
             return spawn(self)
         return subprocess.Popen([sys.executable, "-c", end])
 
-    monkeypatch.setattr(DaemonClient, "_spawn", lose_once)
+    monkeypatch.setattr(DaemonProcess, "_spawn", lose_once)
     client.ensure()
     assert client.health()["pid"]
 
@@ -421,13 +422,13 @@ def test_readers_see_no_error_and_no_wrong_byte_while_the_daemon_is_killed(s3_bu
 def test_threads_that_find_no_daemon_start_one_between_them(settings) -> None:
     started = []
     client = DaemonClient(settings)
-    spawn = client._spawn
+    spawn = client._process._spawn
 
     def counted():
         started.append(1)
         return spawn()
 
-    client._spawn = counted
+    client._process._spawn = counted
     threads = [threading.Thread(target=client.ensure) for _ in range(16)]
     for thread in threads:
         thread.start()
@@ -462,11 +463,11 @@ def test_where_something_else_starts_the_daemon_no_client_does_and_reads_go_past
     def start(*_arguments):
         raise AssertionError("a client starts a daemon")
 
-    monkeypatch.setattr("datacache.daemon.client._EXTERNAL_AWAY_S", 0.2)
+    monkeypatch.setattr("datacache.daemon.starting._EXTERNAL_AWAY_S", 0.2)
     snapshot = create_snapshot("mask", str(bucket), settings=settings)
     assert running_daemon(settings) is None
     external = dataclasses.replace(settings, daemon="external", prefetch=False)
-    monkeypatch.setattr(DaemonClient, "_spawn", start)
+    monkeypatch.setattr(DaemonProcess, "_spawn", start)
     DaemonClient(external).start_soon()
     with open_snapshot(snapshot.ref, settings=external) as opened:
         assert {path: opened.read(path) for path in list(DATA)[:20]} == dict(list(DATA.items())[:20])

@@ -13,6 +13,7 @@ import time
 import pytest
 
 from datacache import connect, create_snapshot, open_snapshot
+from datacache.core import logs
 from datacache.core.errors import DaemonSilentError, DaemonUnavailableError
 from datacache.core.ids import ObjectRef
 from datacache.daemon import paths
@@ -20,6 +21,7 @@ from datacache.daemon import pulse as pulse_module
 from datacache.daemon.client import DaemonClient
 from datacache.daemon.pulse import PulseWatch
 from datacache.daemon.server import Daemon
+from datacache.daemon.starting import DaemonProcess
 from datacache.tiers.recovery import open_tiers
 from tests.promises import promise
 
@@ -226,16 +228,20 @@ def test_gets_that_never_end_count_as_hanging(settings, monkeypatch):
 @promise("What keeps a daemon from starting is not found out by each read anew")
 def test_a_daemon_that_cannot_be_started_is_not_tried_by_each_read_anew(settings, monkeypatch):
     (settings.home / "cache").write_text("in the way")
+    log = paths.log_path(settings.home)
+    log.parent.mkdir()
+    log.touch()
+    os.truncate(log, 2 * logs.MAX_BYTES)  # the daemon begins a fresh one
     spawned = []
-    spawn = DaemonClient._spawn
-    monkeypatch.setattr(DaemonClient, "_spawn", lambda self: spawned.append(1) or spawn(self))
-    monkeypatch.setattr("datacache.daemon.client._START_FAILURE_S", 300.0)
+    spawn = DaemonProcess._spawn
+    monkeypatch.setattr(DaemonProcess, "_spawn", lambda self: spawned.append(1) or spawn(self))
+    monkeypatch.setattr("datacache.daemon.starting._FAILURE_S", 300.0)
     ref = ObjectRef("file://", "x", 1, "", "")
     for _ in range(10):
-        with pytest.raises(DaemonUnavailableError, match="cache"):
+        with pytest.raises(DaemonUnavailableError, match="File exists"):
             DaemonClient(settings).block(ref, 0, "d", "s")
     assert len(spawned) == 1
-    with pytest.raises(DaemonUnavailableError, match="cache"):
+    with pytest.raises(DaemonUnavailableError, match="File exists"):
         connect(settings)  # who asks for a daemon has it tried again
     assert len(spawned) == 2
 
