@@ -102,7 +102,7 @@ if TYPE_CHECKING:
     from datacache.catalog.refs import plan_removal as plan_removal
     from datacache.catalog.refs import resolve as resolve
     from datacache.catalog.tasks.base import TaskState as TaskState
-    from datacache.daemon import server as _server
+    from datacache.daemon import running as _running
     from datacache.daemon.client import DaemonClient as DaemonClient
     from datacache.imports.archives.members import UnpackLimits as UnpackLimits
     from datacache.imports.failures import Failure as Failure
@@ -143,6 +143,6 @@ if TYPE_CHECKING:
     PLOT_FORMATS = _plot.FORMATS
     plot_statistics = _plot.plot
     processor_count = _processes.processors
-    run_daemon = _server.run
+    run_daemon = _running.run
 
 __getattr__, __all__ = front(__name__)

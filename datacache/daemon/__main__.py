@@ -41,7 +41,7 @@ def main() -> int:
     with contextlib.suppress(OSError):  # a sandbox may refuse it
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     memory.tune()
-    from datacache.daemon.server import run, run_part
+    from datacache.daemon.running import run, run_part
 
     try:
         if arguments.part:

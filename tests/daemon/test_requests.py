@@ -18,7 +18,8 @@ from datacache.daemon.client import AskedBlock
 from datacache.daemon.fetcher import Fetcher
 from datacache.daemon.nodes import NodeRequests
 from datacache.daemon.parts import OtherParts
-from datacache.daemon.server import Daemon, hold_lock
+from datacache.daemon.running import hold_lock
+from datacache.daemon.server import Daemon
 from datacache.daemon.turns import Sends
 from datacache.exchange.client import Connection
 from datacache.exchange.frames import Deadline, Frame, FrameSocket, Kind

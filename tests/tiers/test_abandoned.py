@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from datacache.core.counters import totals
-from datacache.daemon import server
+from datacache.daemon import running
 from datacache.tiers import memory
 from datacache.tiers.local import LocalBlocks
 from datacache.tiers.memory import abandoned_dirs, memory_dir, remove_abandoned_dirs
@@ -71,9 +71,9 @@ def test_a_daemon_removes_it_when_it_starts(settings, other, tmp_path, monkeypat
     def opened(_settings):
         raise InterruptedError
 
-    monkeypatch.setattr(server, "open_tiers", opened)
+    monkeypatch.setattr(running, "open_tiers", opened)
     with pytest.raises(InterruptedError):
-        server.run(settings)
+        running.run(settings)
     assert not other.exists()
 
 
