@@ -31,7 +31,7 @@ _LAYOUTS = {"convert": "to", "shard": "format"}
 """The parameter of a command that says what the files look like."""
 
 
-class Kind(NamedTuple):
+class DatasetKind(NamedTuple):
     """The traits that all versions of a data set have in common."""
 
     command: str
@@ -48,10 +48,10 @@ class Kind(NamedTuple):
         return " ".join(words)
 
 
-def kind_of(lineage: Lineage) -> Kind:
+def kind_of(lineage: Lineage) -> DatasetKind:
     """Return the kind of the snapshots with this lineage."""
     command, parameters, inputs = lineage
-    return Kind(
+    return DatasetKind(
         command,
         str(parameters.get("from", "")) if command == "create" else "",
         tuple(sorted({input.partition("@")[0] for input in inputs})),
@@ -59,7 +59,7 @@ def kind_of(lineage: Lineage) -> Kind:
     )
 
 
-def check_kind(latest: SnapshotRecord, kind: Kind) -> None:
+def check_kind(latest: SnapshotRecord, kind: DatasetKind) -> None:
     """Raise `OtherKindError` unless a snapshot of this kind can be the next version after `latest`. Any kind can follow
     one whose lineage is not known."""
     before = None if latest.lineage is None else kind_of(latest.lineage)
@@ -86,7 +86,7 @@ def check_target(catalog: Catalog, naming: Naming, lineage: Lineage) -> DatasetR
     return dataset
 
 
-def _check_latest(catalog: Catalog, dataset: DatasetRecord | None, kind: Kind) -> None:
+def _check_latest(catalog: Catalog, dataset: DatasetRecord | None, kind: DatasetKind) -> None:
     if dataset is not None and (latest := catalog.snapshot(dataset.name, dataset.latest)) is not None:
         check_kind(latest, kind)
 

@@ -54,8 +54,8 @@ _LISTED_FIRST = 5_000
 _DOWN = 20
 """A store that does not answer for so many objects in a row is away."""
 
-Kind = Literal["missing", "changed", "damaged", "unreadable"]
-_KINDS: dict[type[Exception], Kind] = {
+ProblemKind = Literal["missing", "changed", "damaged", "unreadable"]
+_KINDS: dict[type[Exception], ProblemKind] = {
     ObjectNotFoundError: "missing",
     ObjectChangedError: "changed",
     ChecksumError: "damaged",
@@ -65,7 +65,7 @@ _KINDS: dict[type[Exception], Kind] = {
 class Problem(NamedTuple):
     """A file whose object is not as the snapshot recorded it."""
 
-    kind: Kind
+    kind: ProblemKind
     path: bytes
     url: str
     message: str

@@ -41,7 +41,7 @@ class Member:
 
     id: str
     address: str
-    """`HOST:PORT`, where peers reach the node. A node recognises itself by its id and this."""
+    """`HOST:PORT`, where other nodes reach it. A node recognises itself by its id and this."""
     weight: float
     """Share of the blocks in relation to others: the capacity in bytes, or a number of the list."""
     zone: str = ""
@@ -101,7 +101,7 @@ class Members(Protocol):
 
 
 class StaticMembers:
-    """The members that the settings list. Nobody learns when one of them goes: peers notice that it does not answer.
+    """The members that the settings list. No node is told when one goes: it notices that it gets no answer.
     Their states come from themselves (`Peers.tell`)."""
 
     problem = ""

@@ -5,7 +5,7 @@
 
 A node renews its lease (`until`) every few seconds and reads the leases that have not ended. No time of a node is
 written or compared, so clocks may be wrong. While MongoDB is away the last view stays, and renewal goes on when it is
-back; until then nodes that died are in it, and peers notice by themselves that they do not answer.
+back; until then nodes that died are in it, and the others notice by themselves that they do not answer.
 
 `holder` tells one home's processes from others' that chose the same id. A home takes its own lease over at once;
 another has to wait until it has ended.

@@ -1,14 +1,14 @@
 """Remember that somebody does not answer, so that callers do not each wait to find out.
 
-One `Breaker` stands for one peer (a bucket at its endpoint, a database) and is shared by all threads that call it. It
+One `Breaker` stands for one server (a bucket's, a database, another node) and is shared by all threads that call it. It
 remembers the failures since the last answer, nothing else, and forgets them all at the first answer:
 
 - *No or few failures*: calls go through; who fails waits and tries again by itself.
 - *Doubt*, from some failures in a row on: one call at a time is let through as the probe, after growing pauses. The
   others wait for it, each until its own deadline, and go when it was answered.
 - *Silence*, once the failures go on for as long as a call's whole patience: who comes now is not made to wait that long
-  again. Its call fails as soon as a probe failed that began after it came, or after `LATE_S`. So a peer that is back is
-  never refused from memory alone, unless it keeps even the probe waiting.
+  again. Its call fails as soon as a probe failed that began after it came, or after `LATE_S`. So a server that is back
+  is never refused from memory alone, unless it keeps even the probe waiting.
 
 An error that is an answer ("not there", "not allowed") counts as one. Any thread; not for use across `fork()`: hold it
 in a `PerProcess`.
@@ -36,7 +36,7 @@ begin."""
 
 
 class Breaker(Generic[E]):
-    """See the module. `patience_s` is how long a call tries against a peer that does not answer."""
+    """See the module. `patience_s` is how long a call tries against a server that does not answer."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Breaker(Generic[E]):
 
     @property
     def silent(self) -> bool:
-        """Tell whether the peer has not answered for as long as a call's patience."""
+        """Tell whether the server has not answered for as long as a call's patience."""
         with self._changed:
             return self._silent_locked()
 
@@ -90,7 +90,7 @@ class Breaker(Generic[E]):
     def enter(self, came: float, give_up_at: float, *, late: bool) -> E | None:
         """Wait for the turn to call: None when it has come, else the last error, where there is no use in calling.
         After None, `answered` or `failed` must follow, from the same thread. `came` is when the call was asked for,
-        `late` whether the peer was silent when it first entered."""
+        `late` whether the server was silent when it first entered."""
         with self._changed:
             if late:
                 give_up_at = min(give_up_at, self._clock() + LATE_S)
@@ -108,7 +108,7 @@ class Breaker(Generic[E]):
             return None
 
     def answered(self) -> None:
-        """The peer answered a call: forget all failures."""
+        """The server answered a call: forget all failures."""
         if not self._failures and self._probe is None:  # almost always: without the lock
             return
         with self._changed:

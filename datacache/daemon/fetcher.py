@@ -27,7 +27,7 @@ from datacache.cluster.peer import SilenceBudget
 from datacache.cluster.peers import Peers
 from datacache.core.errors import DaemonError
 from datacache.core.ids import BLOCK_BYTES, BlockId, ObjectId, ObjectRef, block_count, block_id, block_length, object_id
-from datacache.daemon.turns import EXTRA_TURNS, Kind, Turn, Turns
+from datacache.daemon.turns import EXTRA_TURNS, Turn, TurnKind, Turns
 from datacache.daemon.whole_objects import WholeObjects
 from datacache.exchange.wire import Mode
 from datacache.store.base import ObjectStore
@@ -51,7 +51,7 @@ _CLOSE_TIMEOUT_S = 3.0
 LATENCY_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 """Upper bounds that gets and waits are counted by; longer ones have a last place of their own."""
 
-_HOPS = dict.fromkeys(Kind, 2) | {Kind.NODE: 1, Kind.ZONE: 0}
+_HOPS = dict.fromkeys(TurnKind, 2) | {TurnKind.NODE: 1, TurnKind.ZONE: 0}
 """A reader's node asks the owner in its zone, and that one the owner among all zones, which asks the store."""
 
 Data = bytes | memoryview
@@ -104,7 +104,7 @@ class _Flight:
         self.for_reader = False
         self.from_node = False
         """True if another node gave it."""
-        self.hops = _HOPS[Kind.READ]
+        self.hops = _HOPS[TurnKind.READ]
         """How many nodes may wait for each other behind this one: fewer, once other nodes wait for it. So no circle of
         waiting nodes can close."""
         self.waits_for = 0
@@ -114,7 +114,7 @@ class _Flight:
         self.holds = 1
         """The number of holders that need the bytes: the tiers until they are stored, each reader until they are
         sent."""
-        self.wanted: Kind | None = None
+        self.wanted: TurnKind | None = None
         """The most urgent kind of turn that was queued for it."""
 
 
@@ -205,17 +205,17 @@ class Fetcher:
     def read_for_node(self, ref: ObjectRef, number: int, dataset: str, *, zone: bool = False) -> Reading | None:
         """As `read`, for another node (`zone`: of another zone, which asks the owner among all). None if this one waits
         for a node itself, which may wait for that one."""
-        return self._read(ref, number, dataset, Kind.ZONE if zone else Kind.NODE)
+        return self._read(ref, number, dataset, TurnKind.ZONE if zone else TurnKind.NODE)
 
     def read(self, ref: ObjectRef, number: int, dataset: str, *, here: bool = False) -> Reading:
         """Return a block for a reader that waits. Its future may have the store's errors. `here`: if it has to be got,
         and can be at once, do that in this thread; this never waits for a turn, as the caller may hold the bytes that
         others wait for."""
-        reading = self._read(ref, number, dataset, Kind.READ, here=here)
+        reading = self._read(ref, number, dataset, TurnKind.READ, here=here)
         assert reading is not None
         return reading
 
-    def _read(self, ref: ObjectRef, number: int, dataset: str, kind: Kind, *, here: bool = False) -> Reading | None:
+    def _read(self, ref: ObjectRef, number: int, dataset: str, kind: TurnKind, *, here: bool = False) -> Reading | None:
         """Return a block for whoever waits in turns of a `kind`; see `read` and `read_for_node`."""
         hops = _HOPS[kind]
         asked = time.monotonic()
@@ -230,7 +230,7 @@ class Fetcher:
                 done: Future[Data] = Future()
                 done.set_result(held)
                 return Reading(done, lambda: None)
-        if ref.size_bytes > BLOCK_BYTES and not (self._refused or hops < _HOPS[Kind.READ]):
+        if ref.size_bytes > BLOCK_BYTES and not (self._refused or hops < _HOPS[TurnKind.READ]):
             self._read_ahead(ref, obj, number, dataset, asked)
         with self._lock:
             under_way = self._flights.get(id)
@@ -261,7 +261,7 @@ class Fetcher:
             if id not in self._flights and not self.local.has(id):
                 with self._lock:
                     flight, _ = self._flight_locked(id, for_reader=True)
-                self._queue(Kind.AHEAD, flight, _Wanted(id, ref, later, dataset, True, asked))
+                self._queue(TurnKind.AHEAD, flight, _Wanted(id, ref, later, dataset, True, asked))
 
     def _note_wait(self, asked: float) -> None:
         """Count how long a reader waited for a block."""
@@ -306,7 +306,7 @@ class Fetcher:
         """
         length = block_length(ref.size_bytes, number)
         # The turn first: a reader that joins a flight must not wait for another warm-up's bytes.
-        turn = self.turns.wait(Kind.FILL, self._flow_of(dataset), length)
+        turn = self.turns.wait(TurnKind.FILL, self._flow_of(dataset), length)
         with self._lock:
             flight, begun = self._flight_locked(id, stored)
         if begun:
@@ -347,7 +347,7 @@ class Fetcher:
         *,
         for_reader: bool = False,
         hold: bool = False,
-        hops: int = _HOPS[Kind.READ],
+        hops: int = _HOPS[TurnKind.READ],
     ) -> tuple[_Flight, bool]:
         """Return the flight of a block, and whether the caller has just begun it and must see to it."""
         flight = self._flights.get(id)
@@ -363,7 +363,7 @@ class Fetcher:
         flight.hops = min(flight.hops, hops)
         return flight, begun
 
-    def _queue(self, kind: Kind, flight: _Flight, wanted: _Wanted) -> None:
+    def _queue(self, kind: TurnKind, flight: _Flight, wanted: _Wanted) -> None:
         """Have a flight fetched, unless it is under way, or queued as something as urgent. A block that was queued to
         be read ahead and is waited for by now queues once more; the turn that comes second finds nothing to do."""
         with self._lock:
@@ -454,7 +454,7 @@ class Fetcher:
                 self.stats.get_counts[bisect_left(LATENCY_BOUNDS_S, took_s)] += 1
 
         # A node that others ask for a block stands in for its owner, or is the owner in a newer view.
-        elsewhere = elsewhere and flight.hops == _HOPS[Kind.READ]
+        elsewhere = elsewhere and flight.hops == _HOPS[TurnKind.READ]
 
         def landed(kept: bool) -> None:  # in the writer's thread
             self._refused = not (kept or elsewhere)
@@ -487,7 +487,7 @@ class Fetcher:
         if peers is None:
             return None, math.inf
         id, ref, number, dataset = wanted[:4]
-        patience = SilenceBudget(for_node=flight.hops < _HOPS[Kind.READ])
+        patience = SilenceBudget(for_node=flight.hops < _HOPS[TurnKind.READ])
         found = None
         before = peers.ranked_before_this(id, dataset)
         if before and self._may_wait(flight, 2):

@@ -22,7 +22,7 @@ from datacache.core.ids import BLOCK_BYTES, block_id, object_id
 from datacache.daemon.fetcher import Fetcher, Reading
 from datacache.daemon.handover import Receiver
 from datacache.daemon.parts import OtherParts
-from datacache.daemon.turns import Kind as TurnKind
+from datacache.daemon.turns import TurnKind
 from datacache.exchange.auth import welcome
 from datacache.exchange.frames import Frame, Kind
 from datacache.exchange.server import Answer, FrameServer, error_answer

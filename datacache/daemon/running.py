@@ -26,7 +26,7 @@ from datacache.daemon.mount_leases import holder
 from datacache.daemon.nodes import listen_to_nodes, serve_nodes
 from datacache.daemon.parts import PartProcesses, end_with
 from datacache.daemon.server import Daemon
-from datacache.daemon.turns import Kind as TurnKind
+from datacache.daemon.turns import TurnKind
 from datacache.exchange.server import FrameServer
 from datacache.settings import Settings
 from datacache.store.credentials import Environments

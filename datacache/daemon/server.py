@@ -41,8 +41,7 @@ from datacache.daemon.orders.lookahead import Lookaheads
 from datacache.daemon.orders.plan_file import decode_header
 from datacache.daemon.parts import OtherParts, PartProcesses, add_up, ask_part
 from datacache.daemon.pulse import Pulse
-from datacache.daemon.turns import Kind as TurnKind
-from datacache.daemon.turns import Sends
+from datacache.daemon.turns import Sends, TurnKind
 from datacache.daemon.warmer import Warmer, snapshot_objects
 from datacache.daemon.whole_objects import WholeObjects
 from datacache.exchange.frames import Frame, Kind

@@ -39,7 +39,7 @@ _FILLS_BEHIND_READS = 8
 """The part of the fills' turns that go on while reads wait: one in so many."""
 
 
-class Kind(Enum):
+class TurnKind(Enum):
     """The purpose of a turn."""
 
     __hash__ = object.__hash__  # that of `Enum` is a call of Python's, and each turn needs ten
@@ -54,11 +54,11 @@ class Kind(Enum):
     FILL = 4
 
 
-_HAS_RESERVE = (Kind.ZONE, Kind.NODE, Kind.READ)
-# Tables, as `Kind.READ` is a call of Python's, too.
-_ROOM = {kind: kind for kind in Kind} | {Kind.AHEAD: Kind.READ}
+_HAS_RESERVE = (TurnKind.ZONE, TurnKind.NODE, TurnKind.READ)
+# Tables, as `TurnKind.READ` is a call of Python's, too.
+_ROOM = {kind: kind for kind in TurnKind} | {TurnKind.AHEAD: TurnKind.READ}
 """The kind that each kind shares its bytes with."""
-_SHARERS = {kind: [other for other in Kind if _ROOM[other] is _ROOM[kind]] for kind in Kind}
+_SHARERS = {kind: [other for other in TurnKind if _ROOM[other] is _ROOM[kind]] for kind in TurnKind}
 
 
 @dataclass(slots=True)
@@ -73,7 +73,7 @@ class _Use:
 class Turn:
     """One get, from when it queues to when its bytes are let go. `fetched` and `release` are each called once."""
 
-    kind: Kind
+    kind: TurnKind
     flow: str
     size_bytes: int
     begin: Callable[[], object]
@@ -130,11 +130,11 @@ class Turns:
 
     def __init__(self, fetching: int, *, ahead: int, read_bytes: int, fill_bytes: int) -> None:
         self._lock = threading.Lock()  # guards all below
-        self._most = dict.fromkeys(Kind, fetching) | {Kind.AHEAD: ahead}
-        self._limit_bytes = dict.fromkeys(Kind, read_bytes) | {Kind.FILL: fill_bytes}
-        self._waiting = {kind: FairQueue() for kind in Kind}
-        self._all = {kind: _Use() for kind in Kind}
-        self._by_flow: dict[tuple[Kind, str], _Use] = {}
+        self._most = dict.fromkeys(TurnKind, fetching) | {TurnKind.AHEAD: ahead}
+        self._limit_bytes = dict.fromkeys(TurnKind, read_bytes) | {TurnKind.FILL: fill_bytes}
+        self._waiting = {kind: FairQueue() for kind in TurnKind}
+        self._all = {kind: _Use() for kind in TurnKind}
+        self._by_flow: dict[tuple[TurnKind, str], _Use] = {}
         self._queued = 0
         self._beyond: set[int] = set()  # ids of turns that began in the reserve
         self._open = False
@@ -146,7 +146,7 @@ class Turns:
             self._queued += 1
         self._begin()
 
-    def take(self, kind: Kind, flow: str, size_bytes: int) -> Turn | None:
+    def take(self, kind: TurnKind, flow: str, size_bytes: int) -> Turn | None:
         """Return a turn that begins now; None if it has to wait."""
         turn = Turn(kind, flow, size_bytes, _nothing)
         with self._lock:
@@ -155,7 +155,7 @@ class Turns:
             self._take(turn)
         return turn
 
-    def wait(self, kind: Kind, flow: str, size_bytes: int) -> Turn:
+    def wait(self, kind: TurnKind, flow: str, size_bytes: int) -> Turn:
         """Wait for a turn, in this thread."""
         turn = self.take(kind, flow, size_bytes)
         if turn is not None:  # almost always
@@ -187,7 +187,7 @@ class Turns:
         if waits:
             self._begin()
 
-    def crowded(self, kind: Kind) -> bool:
+    def crowded(self, kind: TurnKind) -> bool:
         """Tell whether the next of the turns of a kind waits for nothing but the room that others have."""
         with self._lock:
             waits = bool(self._waiting[kind]) and self._all[kind].fetching < self._most[kind]
@@ -236,15 +236,15 @@ class Turns:
 
     def _within_limits(self, turn: Turn) -> bool:
         most, use = self._most[turn.kind], self._all[turn.kind]
-        if self._queued and self._waiting[Kind.READ]:  # almost never
-            if turn.kind is Kind.AHEAD:
+        if self._queued and self._waiting[TurnKind.READ]:  # almost never
+            if turn.kind is TurnKind.AHEAD:
                 return False
-            if turn.kind is Kind.FILL:
+            if turn.kind is TurnKind.FILL:
                 most = max(1, most // _FILLS_BEHIND_READS)
         held = self._held_bytes(turn.kind)
         return use.fetching < most and (not held or held + turn.size_bytes <= self._limit_bytes[turn.kind])
 
-    def _held_bytes(self, kind: Kind) -> int:
+    def _held_bytes(self, kind: TurnKind) -> int:
         """Return the bytes of the room that turns of a kind have a part of."""
         return sum([self._all[other].held_bytes for other in _SHARERS[kind]])
 

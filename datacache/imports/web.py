@@ -30,7 +30,7 @@ from datacache.imports.failures import TooLargeError
 from datacache.imports.places import Allowance
 from datacache.store.answers import ENCODINGS, bounded_pools, checked_pools, pieces
 from datacache.store.errors import from_connection, from_status
-from datacache.store.retry import Backoff, MetPeers
+from datacache.store.retry import Backoff, MetAddresses
 
 MAX_REDIRECTS = 5
 _REDIRECTS = (301, 302, 303, 307, 308)
@@ -85,7 +85,7 @@ class Web:
         self._direct = urllib3.PoolManager(**self._options)
         self._direct.pool_classes_by_scheme = checked_pools(rule)
         self._proxied: dict[str, urllib3.ProxyManager] = {}
-        self._met = MetPeers()
+        self._met = MetAddresses()
         self._failed: Counter[str] = Counter()  # by host, in a row; a race miscounts by a few, no more
 
     def get(self, request: Request) -> Body:

@@ -16,7 +16,7 @@ from datacache.settings import Settings, StoreOptions
 from datacache.store.base import ObjectStore
 from datacache.store.bucket import Bucket
 from datacache.store.credentials import Environments
-from datacache.store.retry import MetPeers, RetryingStore, Silence
+from datacache.store.retry import MetAddresses, RetryingStore, Silence
 from datacache.store.sources import AllowedStore, SourceRules
 from datacache.store.urls import split_url
 
@@ -151,10 +151,12 @@ def _s3(url: str, settings: Settings, environments: Environments | None = None) 
 
 
 def _retrying(store: ObjectStore, settings: Settings, environments: Environments | None = None) -> RetryingStore:
-    def peer() -> str:
+    def address() -> str:
         return endpoint_of(store.url, settings, environments) or store.url
 
     # What an administrator set up reads while nobody is looking, so it waits for every store. Others wait for those
     # that their home has met, so that a person who mistypes an endpoint is told soon.
     patient = settings.daemon == "external" or store.url.startswith(("file:", "memory:"))
-    return RetryingStore(store, settings.store_timeout_s, peer=peer, met=None if patient else MetPeers(settings.home))
+    return RetryingStore(
+        store, settings.store_timeout_s, address=address, met=None if patient else MetAddresses(settings.home)
+    )

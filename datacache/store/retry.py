@@ -7,8 +7,8 @@ store do not come back in step, and end at a deadline. Backends never retry, so 
 
 An address where nobody was ever met is more likely mistyped than down: calls that are refused there, or whose host has
 no address, end after `UNREACHED_S`. A store that was met once is waited for until the deadline. A home remembers those
-(`MetPeers`), so a daemon or a worker that starts while a store is away knows that it was there before. Any thread; a
-forked child knows what its parent did.
+(`MetAddresses`), so a daemon or a worker that starts while a store is away knows that it was there before. Any thread;
+a forked child knows what its parent did.
 """
 
 from __future__ import annotations
@@ -201,15 +201,15 @@ class RetryingStore:
         store: ObjectStore,
         deadline_s: float,
         *,
-        peer: Callable[[], str] | None = None,
-        met: MetPeers | None = None,
+        address: Callable[[], str] | None = None,
+        met: MetAddresses | None = None,
         sleep: Sleep = time.sleep,
     ) -> None:
-        """`peer` names whom the store's calls meet (its URL, unless one URL means several servers); asked for once.
-        `met` knows the peers met before; without it every store is waited for as if it had been."""
+        """`address` names whom the store's calls meet (its URL, unless one URL means several servers); asked for once.
+        `met` knows the addresses met before; without it every store is waited for as if it had been."""
         self.inner = store
-        self._peer = functools.cache(peer or (lambda: store.url))
-        self._peers = met
+        self._address = functools.cache(address or (lambda: store.url))
+        self._addresses = met
         self._met = met is None
         self.url = store.url
         self.node_wide = store.node_wide
@@ -326,12 +326,12 @@ class RetryingStore:
             self._note_met()  # somebody is there, even if only to break off
 
     def _note_met(self) -> None:
-        if self._peers is not None:
-            self._peers.note(self._peer())
+        if self._addresses is not None:
+            self._addresses.note(self._address())
         self._met = True
 
     def _reached(self) -> bool:
-        return self._met or self._peers is None or self._peers.knows(self._peer())
+        return self._met or self._addresses is None or self._addresses.knows(self._address())
 
     def silence(self) -> Silence | None:
         """Return since when calls are not answered, and why; None if the last one was, or was made long ago."""
@@ -351,7 +351,7 @@ class RetryingStore:
         self.inner.close()
 
 
-class MetPeers:
+class MetAddresses:
     """Addresses where somebody was met by this object or, with `home`, by any process of that home: empty files named
     by hashes. A home that cannot be written, or is not there, remembers nothing."""
 
@@ -359,22 +359,22 @@ class MetPeers:
         self._folder = None if home is None else home / "met"
         self._known: set[str] = set()  # single set operations
 
-    def note(self, peer: str) -> None:
+    def note(self, address: str) -> None:
         """Remember an address."""
-        if peer in self._known:
+        if address in self._known:
             return
-        self._known.add(peer)
+        self._known.add(address)
         if self._folder is not None:
             with suppress(OSError):
                 self._folder.mkdir(mode=0o700, exist_ok=True)
-                os.close(os.open(self._file(self._folder, peer), os.O_CREAT | os.O_RDONLY | os.O_CLOEXEC, 0o600))
+                os.close(os.open(self._file(self._folder, address), os.O_CREAT | os.O_RDONLY | os.O_CLOEXEC, 0o600))
 
-    def knows(self, peer: str) -> bool:
+    def knows(self, address: str) -> bool:
         """Say whether somebody was met at an address before."""
-        if peer in self._known or self._folder is None:
-            return peer in self._known
-        return os.path.exists(self._file(self._folder, peer))
+        if address in self._known or self._folder is None:
+            return address in self._known
+        return os.path.exists(self._file(self._folder, address))
 
     @staticmethod
-    def _file(folder: Path, peer: str) -> Path:
-        return folder / hashlib.sha256(peer.encode(errors="surrogatepass")).hexdigest()[:32]
+    def _file(folder: Path, address: str) -> Path:
+        return folder / hashlib.sha256(address.encode(errors="surrogatepass")).hexdigest()[:32]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from datacache.daemon.turns import EXTRA_TURNS, QUANTUM_BYTES, FairQueue, Kind, Turn, Turns
+from datacache.daemon.turns import EXTRA_TURNS, QUANTUM_BYTES, FairQueue, Turn, TurnKind, Turns
 from tests.promises import promise
 
 BLOCK = QUANTUM_BYTES
@@ -13,7 +13,7 @@ BLOCK = QUANTUM_BYTES
 class Log(list):
     """Turns in the order they began."""
 
-    def turn(self, flow: str, size: int = BLOCK, kind: Kind = Kind.READ) -> Turn:
+    def turn(self, flow: str, size: int = BLOCK, kind: TurnKind = TurnKind.READ) -> Turn:
         turn = Turn(kind, flow, size, lambda: self.append(turn))
         return turn
 
@@ -118,13 +118,13 @@ def test_reads_go_before_what_is_read_ahead_and_before_fills() -> None:
     turns, log = turns_of(1), Log()
     first = log.turn("a")
     turns.queue(first)
-    turns.queue(log.turn("a", kind=Kind.AHEAD))  # nobody waits: it begins
-    turns.queue(log.turn("a", kind=Kind.AHEAD))
+    turns.queue(log.turn("a", kind=TurnKind.AHEAD))  # nobody waits: it begins
+    turns.queue(log.turn("a", kind=TurnKind.AHEAD))
     turns.queue(log.turn("a"))
     end(turns, log[1])
-    assert [turn.kind for turn in log] == [Kind.READ, Kind.AHEAD]  # the read waits, and what is ahead behind it
+    assert [turn.kind for turn in log] == [TurnKind.READ, TurnKind.AHEAD]  # the read waits, and what is ahead behind it
     end(turns, first)
-    assert [turn.kind for turn in log][2] is Kind.READ
+    assert [turn.kind for turn in log][2] is TurnKind.READ
 
 
 @promise("Reads that somebody waits for go before reads ahead and warm-ups")
@@ -133,19 +133,19 @@ def test_few_fills_begin_while_reads_wait_and_all_when_none_does() -> None:
     for _ in range(40):
         turns.queue(log.turn("a"))
     for _ in range(16):
-        turns.queue(log.turn("b", kind=Kind.FILL))
-    assert [turn.kind for turn in log].count(Kind.FILL) == 2
+        turns.queue(log.turn("b", kind=TurnKind.FILL))
+    assert [turn.kind for turn in log].count(TurnKind.FILL) == 2
     for turn in log:  # grows meanwhile: each that ends lets another one begin
-        if turn.kind is Kind.READ:
+        if turn.kind is TurnKind.READ:
             end(turns, turn)
-    assert [turn.kind for turn in log].count(Kind.FILL) == 16
+    assert [turn.kind for turn in log].count(TurnKind.FILL) == 16
 
 
 def test_fills_of_data_sets_take_turns() -> None:
     turns, log = turns_of(1), Log()
     for _ in range(20):
-        turns.queue(log.turn("greedy", kind=Kind.FILL))
-    turns.queue(log.turn("small", kind=Kind.FILL))
+        turns.queue(log.turn("greedy", kind=TurnKind.FILL))
+    turns.queue(log.turn("small", kind=TurnKind.FILL))
     end(turns, log[0])
     end(turns, log[1])
     assert "small" in log.flows()[1:3]
@@ -153,9 +153,9 @@ def test_fills_of_data_sets_take_turns() -> None:
 
 def test_a_turn_can_be_waited_for() -> None:
     turns = turns_of(1)
-    first = turns.wait(Kind.FILL, "a", BLOCK)
+    first = turns.wait(TurnKind.FILL, "a", BLOCK)
     second = []
-    waiting = threading.Thread(target=lambda: second.append(turns.wait(Kind.FILL, "a", BLOCK)))
+    waiting = threading.Thread(target=lambda: second.append(turns.wait(TurnKind.FILL, "a", BLOCK)))
     waiting.start()
     end(turns, first)
     waiting.join(30)
@@ -164,9 +164,9 @@ def test_a_turn_can_be_waited_for() -> None:
 
 def test_what_other_nodes_wait_for_has_room_of_its_own() -> None:
     turns, log = turns_of(2, read_blocks=2), Log()
-    for kind in (Kind.READ, Kind.READ, Kind.READ, Kind.NODE, Kind.NODE, Kind.NODE):
+    for kind in (TurnKind.READ, TurnKind.READ, TurnKind.READ, TurnKind.NODE, TurnKind.NODE, TurnKind.NODE):
         turns.queue(log.turn("a", kind=kind))
-    assert [turn.kind for turn in log] == [Kind.READ, Kind.READ, Kind.NODE, Kind.NODE]
+    assert [turn.kind for turn in log] == [TurnKind.READ, TurnKind.READ, TurnKind.NODE, TurnKind.NODE]
 
 
 @promise("A reader that takes nothing of an answer keeps no other one waiting")
@@ -176,22 +176,22 @@ def test_turns_are_crowded_while_they_wait_for_nothing_but_the_room_that_others_
     turns.queue(log.turn("a"))
     for turn in log:
         turns.fetched(turn)
-    assert not turns.crowded(Kind.READ)  # nobody waits
+    assert not turns.crowded(TurnKind.READ)  # nobody waits
     turns.queue(log.turn("a"))
-    assert turns.crowded(Kind.READ)
-    assert not turns.crowded(Kind.NODE)
+    assert turns.crowded(TurnKind.READ)
+    assert not turns.crowded(TurnKind.NODE)
     turns.release(log[0])
-    assert not turns.crowded(Kind.READ)
+    assert not turns.crowded(TurnKind.READ)
     busy = turns_of(1)
     for _ in range(2):
         busy.queue(log.turn("a"))
-    assert not busy.crowded(Kind.READ)  # the one waits for a get that is under way
+    assert not busy.crowded(TurnKind.READ)  # the one waits for a get that is under way
 
 
 def test_nothing_is_left_of_what_has_ended() -> None:
     turns, log = turns_of(2), Log()
     for number in range(50):
-        turns.queue(log.turn(f"d{number}", kind=Kind(number % 4)))
+        turns.queue(log.turn(f"d{number}", kind=TurnKind(number % 4)))
     for turn in log:
         end(turns, turn)
     assert (len(log), held_bytes(turns), sum(map(len, turns._waiting.values())), turns._by_flow) == (50, 0, 0, {})

@@ -25,7 +25,7 @@ from datacache.core.ids import ObjectRef
 from datacache.settings import Settings, StoreOptions
 from datacache.store.base import ObjectInfo
 from datacache.store.open import open_store
-from datacache.store.retry import LONGEST_WAIT_S, TELL_AFTER_S, AskedAt, Backoff, MetPeers, RetryingStore, retry
+from datacache.store.retry import LONGEST_WAIT_S, TELL_AFTER_S, AskedAt, Backoff, MetAddresses, RetryingStore, retry
 from tests.memory import MemoryStore
 from tests.promises import promise
 from tests.servers import free_port
@@ -269,7 +269,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("soon")
 def test_an_address_where_nobody_was_ever_met_is_given_up_soon_however_many_ask(flaky: Flaky, tmp_path: Path) -> None:
     unreachable(flaky)
-    store, begun = RetryingStore(flaky, 60.0, met=MetPeers(tmp_path)), time.monotonic()
+    store, begun = RetryingStore(flaky, 60.0, met=MetAddresses(tmp_path)), time.monotonic()
     with ThreadPoolExecutor(20) as pool:
         errors = [call.exception() for call in [pool.submit(store.head, "a") for _ in range(20)]]
     assert {type(error) for error in errors} == {StoreUnreachableError}
@@ -286,7 +286,7 @@ def test_an_address_where_nobody_was_ever_met_is_given_up_soon_however_many_ask(
 )
 def test_a_store_that_was_met_once_is_waited_for(flaky: Flaky, met: str, tmp_path: Path) -> None:
     flaky.put("a", b"hello")
-    store = RetryingStore(flaky, 60.0, met=MetPeers(tmp_path))
+    store = RetryingStore(flaky, 60.0, met=MetAddresses(tmp_path))
     if met == "refused something":
         with pytest.raises(ObjectNotFoundError):
             store.head("b")
@@ -296,7 +296,7 @@ def test_a_store_that_was_met_once_is_waited_for(flaky: Flaky, met: str, tmp_pat
     else:
         store.head("a")
     if met == "by another process of the home":
-        store = RetryingStore(flaky, 60.0, met=MetPeers(tmp_path))
+        store = RetryingStore(flaky, 60.0, met=MetAddresses(tmp_path))
     unreachable(flaky)
     timer = threading.Timer(1.0, lambda: setattr(flaky, "failures", 0))
     timer.start()
@@ -331,7 +331,7 @@ def test_what_a_node_reads_for_others_waits_for_a_store_that_nobody_has_met_yet(
 def test_who_waits_for_an_address_that_begins_to_answer_badly_has_the_whole_time(flaky: Flaky) -> None:
     flaky.put("a", b"hello")
     errors = [StoreUnreachableError("refused")] * 2 + [StoreUnavailableError("HTTP 503")] * 6
-    store = RetryingStore(flaky, 60.0, met=MetPeers())
+    store = RetryingStore(flaky, 60.0, met=MetAddresses())
     head = flaky.head
 
     def answer(key: str) -> ObjectInfo:
