@@ -98,7 +98,7 @@ class _AskedPart:
         connection, request = self._parts.take(self._part, _PART_SILENT_S), self._request.only(self._asked)
         try:
             connection.ask_blocks(request)
-        except OSError as exc:
+        except BaseException as exc:
             connection.close()  # half a request may be on its way
             self._parts.give_back(connection, exc)
             raise
@@ -122,6 +122,7 @@ class _AskedPart:
                     with contextlib.suppress(OSError):
                         self._ask()
                 continue
+            self._parts.heard(self._part)
             if came is not Kind.WAIT:
                 self._came[self._asked[nth]] = came
                 self._to_come.remove(self._asked[nth])

@@ -278,24 +278,24 @@ class OtherParts:
         breaker, now = self._breakers[number], time.monotonic()
         silent = breaker.enter(now, now, late=False)
         if silent is not None:
-            raise silent
+            raise TimeoutError(*silent.args)  # a new one: each raise adds to a traceback, which keeps what it has met
         try:
             connection = self._kept(number) or PartConnection(self._home, number, timeout_s)
         except BaseException as exc:
-            self._heard(number, exc)
+            self.heard(number, exc)
             raise
         connection.give_time(timeout_s)
         return connection
 
     def give_back(self, connection: PartConnection, error: BaseException | None = None) -> None:
         """Keep a connection for others unless it is closed; `error` is what it failed with."""
-        self._heard(connection.number, error)
+        self.heard(connection.number, error)
         if not connection.closed:
             self._idle[connection.number].append(connection)
 
-    def _heard(self, number: int, error: BaseException | None) -> None:
-        """Take note of whether a part has answered. One that hung up, or is not there, is no silent one: another
-        process takes its place."""
+    def heard(self, number: int, error: BaseException | None = None) -> None:
+        """Take note that a part has begun to answer, so that others may ask it, or of the `error` instead. One that
+        hung up, or is not there, is no silent one: another process takes its place."""
         if isinstance(error, TimeoutError):
             self._breakers[number].failed(error)
         else:

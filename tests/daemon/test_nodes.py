@@ -198,6 +198,31 @@ def test_a_part_that_is_silent_keeps_other_nodes_waiting_twice_at_most(
 
 
 @promise("To the others a node of several processes is one node")
+def test_a_part_that_was_silent_is_asked_by_all_once_it_says_a_word(
+    lab: Lab, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nodes_module, "_PART_SILENT_S", 0.1)
+    monkeypatch.setattr(parts_module, "_PAUSES_S", (0.0, 0.0))
+    parts, other, given = OtherParts(home, Part(0, 2)), Store(), threading.Event()
+    other.wait = lambda: given.wait(30) and None
+    behind = NodeRequests(lab.asks, Fetcher(lab.tiers, lab.tiers, lambda _: other, 8), OtherParts(home, Part(1, 2)))
+    asked = NodeRequests(lab.asks, Fetcher(lab.tiers, lab.tiers, lambda _: lab.store, 8), parts)
+    request = BlocksRequest([(of_part(1), 0)], "d", "", Mode.OWNER)
+    server = FrameServer(lambda frame: behind.blocks(BlocksRequest.decode(frame.body)), most_bytes=2**20)  # type: ignore[arg-type, return-value]
+    with listen_as_part(home, 1) as listener:
+        for _ in range(2):
+            list(asked.blocks(request))
+        monkeypatch.setattr(nodes_module, "_PART_SILENT_S", 30.0)
+        server.listen(listener)
+        answers = asked.blocks(request)
+        assert [next(answers).kind for _ in range(2)] == [Kind.WAIT, Kind.WAIT]
+        parts.give_back(parts.take(1, 30.0))  # while the store of that one does not answer
+        given.set()
+        assert [answer.kind for answer in answers if answer.kind != Kind.WAIT] == [Kind.OK]
+        server.close()
+
+
+@promise("To the others a node of several processes is one node")
 def test_a_part_that_hung_up_while_its_block_waited_for_another_is_asked_again(lab: Lab, home: Path) -> None:
     behind = NodeRequests(lab.asks, Fetcher(lab.tiers, lab.tiers, lambda _: Store(), 8), OtherParts(home, Part(1, 2)))
     server = FrameServer(
