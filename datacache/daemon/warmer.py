@@ -229,15 +229,15 @@ class _Warming:
 
     def run(self, threads: int, planned: Callable[[], bool]) -> None:
         """Fetch, but not while it is `planned`; wait until all is stored, look once more."""
-        workers = [threading.Thread(target=self._work, args=(planned,), daemon=True) for _ in range(threads)]
-        for worker in workers:
-            worker.start()
-        for worker in workers:
-            worker.join()
-        with self._changed:
-            self._changed.wait_for(lambda: not self._landing)
         job = self._job
-        missing = 0 if self._broken is not None else self._missing()
+        unanswered = self._unanswered()
+        missing = self._fetch(threads, planned)
+        answering = [node for node in self._missing_at if node.address not in self._silent]
+        fetched = not (self._over() or job.errors or job.bytes_not_kept)
+        if answering and fetched and self._unanswered() > unanswered:  # busy or late, so another node gave their blocks
+            job.files_done = job.bytes_done = 0
+            self._walk = self._absent()
+            missing = self._fetch(threads, planned)
         if job.cancelled:
             job.error, job.hint, job.state = "it was cancelled", "Warm it again.", "cancelled"
             return
@@ -260,6 +260,21 @@ class _Warming:
         else:
             job.files_done = job.files_total
             job.state = "done"
+
+    def _fetch(self, threads: int, planned: Callable[[], bool]) -> int:
+        """Fetch what the walk yields; return the bytes that are missing then."""
+        workers = [threading.Thread(target=self._work, args=(planned,), daemon=True) for _ in range(threads)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+        with self._changed:
+            self._changed.wait_for(lambda: not self._landing)
+        return 0 if self._broken is not None else self._missing()
+
+    def _unanswered(self) -> int:
+        """Return how many questions to other nodes have brought no block until now."""
+        return self._keepers.stats.missed if self._keepers is not None else 0
 
     def _blocks(self) -> Iterator[Item]:
         for ref, obj in self._objects():
@@ -356,6 +371,7 @@ class _Warming:
         """Return the bytes that are not here, and note how many there are in all."""
         missing = files = size_bytes = 0
         self._silent.clear()
+        self._missing_at.clear()
 
         def looked_at() -> Iterator[tuple[BlockId, int]]:
             nonlocal missing, files, size_bytes

@@ -185,9 +185,37 @@ def test_in_the_background_a_node_warms_what_it_owns_of_parted_data_whatever_is_
     me, other = Member("me", "me:1", 1.0), Member("other", "other:1", 1.0)
     peers = SimpleNamespace(
         address=me.address,
+        stats=SimpleNamespace(missed=0),
         partitions=lambda dataset: True,
         owners=lambda ids, without: {me: list(range(0, len(ids), 2)), other: list(range(1, len(ids), 2))},
         connect=pytest.fail,
     )
     job = warm(fetches, background=True, peers=peers, planned=lambda ref: True)
     assert (job.state, fetches.fills) == ("done", COUNT // 2)
+
+
+@pytest.mark.parametrize(("unanswered", "state", "fills"), [(1, "done", COUNT + 1), (0, "incomplete", COUNT)])
+def test_what_a_busy_owner_did_not_give_is_asked_for_once_more(unanswered, state, fills):
+    me, other = Member("me", "me:1", 1.0), Member("other", "other:1", 1.0)
+    fetches, asked, stats = Fetches(lambda ref: ref.key != "1" or "1" in asked), [], SimpleNamespace(missed=0)
+
+    def fill(id, ref, number, dataset, *, stored, **more):
+        kept = fetches.answer(ref)
+        stats.missed += 0 if kept else unanswered
+        Fetches.fill(fetches, id, ref, number, dataset, stored=lambda _: stored(True), **more)
+        asked.append(ref.key)
+
+    def lacks(_, body):
+        ids = [body[at : at + len(body) // (COUNT // 2)] for at in range(0, len(body), len(body) // (COUNT // 2))]
+        return bytes(id not in fetches.here for id in ids)
+
+    fetches.not_on_disk, fetches.fill = fetches.missing, fill
+    peers = SimpleNamespace(
+        address=me.address,
+        stats=stats,
+        partitions=lambda dataset: True,
+        owners=lambda ids, without: {me: list(range(0, len(ids), 2)), other: list(range(1, len(ids), 2))},
+        connect=lambda owner: SimpleNamespace(call=lacks, close=lambda: None),
+    )
+    job = warm(fetches, peers=peers)
+    assert (job.state, fetches.fills, job.bytes_done) == (state, fills, BLOCK_BYTES * (COUNT - (state != "done")))
