@@ -469,8 +469,12 @@ def _resolved(host: str, within_s: float) -> _Addresses:
     with _resolving_lock:
         found = _resolving.get(host)
         if found is None:
-            found = _resolving[host] = Future()
-            threading.Thread(target=_resolve, args=(host, found), name="resolve", daemon=True).start()
+            found = Future()
+            try:
+                threading.Thread(target=_resolve, args=(host, found), name="resolve", daemon=True).start()
+            except RuntimeError as exc:  # no more threads can be started
+                raise OSError(f"nobody can be asked for the address of {host}: {exc}") from exc
+            _resolving[host] = found
     try:
         return found.result(within_s)
     except TimeoutError:

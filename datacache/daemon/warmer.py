@@ -148,8 +148,12 @@ class Warmer:
                 self._jobs.pop(next(iter(self._jobs)))
             self._threads = [thread for thread in self._threads if thread.is_alive()]
             thread = threading.Thread(target=self._run, args=(job, dataset, manifest), name=f"warm {ref}", daemon=True)
-            self._threads.append(thread)
-            thread.start()
+            try:
+                thread.start()
+            except RuntimeError as exc:
+                job.fail(f"{exc}", "Warm it again.")
+            else:
+                self._threads.append(thread)
         return job
 
     def _keepers(self, dataset: str) -> Peers | None:
@@ -263,9 +267,14 @@ class _Warming:
 
     def _fetch(self, threads: int, planned: Callable[[], bool]) -> int:
         """Fetch what the walk yields; return the bytes that are missing then."""
-        workers = [threading.Thread(target=self._work, args=(planned,), daemon=True) for _ in range(threads)]
-        for worker in workers:
-            worker.start()
+        workers: list[threading.Thread] = []
+        try:
+            while len(workers) < threads:
+                worker = threading.Thread(target=self._work, args=(planned,), daemon=True)
+                worker.start()
+                workers.append(worker)
+        except RuntimeError:  # no more threads can be started
+            self._work(planned)
         for worker in workers:
             worker.join()
         with self._changed:

@@ -427,10 +427,22 @@ def test_a_name_server_that_says_nothing_keeps_no_read_waiting(nodes: Nodes, mon
     assert "n1.example" in peers._peer(named).problem
 
 
-def test_a_node_is_found_by_its_name(nodes: Nodes) -> None:
-    member = nodes.add(honest)
-    named = replace(member, address=member.address.replace("127.0.0.1", "localhost"))
-    assert get(nodes.peers(), named) == CONTENT
+def test_a_node_is_found_by_its_name_once_a_thread_can_be_started(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin = threading.Thread.start
+
+    def start(thread: threading.Thread) -> None:
+        if thread.name == "resolve":
+            raise RuntimeError("can't start new thread")
+        begin(thread)
+
+    member, good = nodes.add(honest), nodes.add(honest)
+    named, peers = replace(member, address=member.address.replace("127.0.0.1", "localhost")), nodes.peers()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        assert get(peers, named, good) == CONTENT
+    assert get(peers, named) == CONTENT
 
 
 def test_what_was_seen_of_a_node_grows_older_with_the_view(nodes: Nodes) -> None:

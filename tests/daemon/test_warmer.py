@@ -80,6 +80,21 @@ def test_any_failure_ends_the_job_and_none_hangs_it():
     assert "unheard of" in job.error
 
 
+@pytest.mark.parametrize("left", range(3))
+def test_a_warm_up_goes_on_with_the_threads_that_there_are_or_fails(monkeypatch, left):
+    begin, begun = threading.Thread.start, []
+
+    def start(thread):
+        if len(begun) == left:
+            raise RuntimeError("can't start new thread")
+        begun.append(thread)
+        begin(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    job = warm(Fetches(lambda _: True))
+    assert (job.state, job.error) == (("done", "") if left else ("failed", "can't start new thread"))
+
+
 @pytest.mark.parametrize("kind", [StoreUnavailableError, StoreAccessError])
 def test_a_store_that_is_away_or_refuses_ends_the_job_at_once(kind):
     fetches = failing(kind("it is so", hint="do this"))
