@@ -333,7 +333,7 @@ class DaemonClient:
         return self._look_at("look" if look else "cluster")
 
     def drain(self, node: str = "") -> dict[str, Any]:
-        """Have this node own no blocks any more. `UsageError` if `node` is another one's name."""
+        """Have a node own no blocks any more; '' is this one. `UsageError` if the cluster has none of this name."""
         return self._call("drain", {"node": node})
 
     def metrics(self) -> str:
