@@ -180,11 +180,13 @@ class OtherNode:
             return "Set the same DATACACHE_CLUSTER_MEMBERS, or none, on all nodes, and start their daemons again."
         if isinstance(error, DatacacheError):
             return error.hint
+        if isinstance(error, FrameError):
+            return error.hint or f"Is it a node's daemon that listens at {self.address}?"
         if isinstance(error, ConnectionRefusedError):
             return f"Does its daemon run, and listen at {self.address}?"
         if isinstance(error, socket.gaierror):
             return f"No machine is known here by the name in {self.address}."
-        if isinstance(error, OSError) and not isinstance(error, FrameError):
+        if isinstance(error, OSError):
             return f"Is its machine up, and does a firewall let this one through to {self.address}?"
         return ""
 

@@ -179,9 +179,10 @@ class Peers:
         except (OSError, PeerRefusedError) as exc:
             gone = " If it is gone for good, take it off DATACACHE_CLUSTER_MEMBERS of all nodes." if self.listed else ""
             why = getattr(exc, "strerror", None) or exc
+            hint = getattr(exc, "hint", "") or f"If its daemon runs, run dsctl cluster drain on {node}.{gone}"
             raise CacheError(
                 f"the node {node!r} at {found[0].address} cannot be told to drain: {why}",
-                hint=f"If its daemon runs, run dsctl cluster drain on {node}.{gone}",
+                hint=hint,
             ) from exc
 
     def report(self, state: str, left: int) -> None:

@@ -39,6 +39,7 @@ from datacache.core.errors import (
 from datacache.core.ids import BLOCK_BYTES, BlockId, ObjectId, ObjectRef, block_count, block_id, block_length, object_id
 from datacache.daemon.fetcher import Fetcher
 from datacache.daemon.handover import lacked
+from datacache.exchange.frames import FrameError
 from datacache.manifest.reader import Manifest
 from datacache.tiers.parts import Part
 
@@ -420,7 +421,7 @@ class _Warming:
                 continue
             why = getattr(exc, "strerror", None) or exc
             words.append(f"the node {node.id} at {node.address} owns {size:,}, and cannot be asked: {why}")
-            if isinstance(exc, DatacacheError):
+            if isinstance(exc, (DatacacheError, FrameError)):
                 hint = f"{exc.hint} Then warm it again." if exc.hint else "Warm it again."
                 continue
             for_good = "take it off DATACACHE_CLUSTER_MEMBERS of all nodes" if self._keepers.listed else "wait a while"

@@ -23,7 +23,7 @@ from typing import Any
 from datacache.core.errors import DaemonError, DatacacheError
 from datacache.core.ipc import parse_object
 from datacache.exchange.frames import OLDEST_VERSION, VERSION, FrameError, FrameSocket, Kind
-from datacache.exchange.tls import Certificates
+from datacache.exchange.tls import CERTIFICATES_HINT, Certificates
 from datacache.exchange.wire import decode_error, encode_error, expect_text
 
 HELLO, PROOF = b"hello", b"proof"
@@ -66,7 +66,8 @@ def introduce(frames: FrameSocket, me: Identity, wanted: str) -> None:
         if not me.tls:
             raise
         # It looks at our certificate once the handshake is over here, and we may not get to read what it says.
-        raise FrameError("the node hung up after the handshake of TLS; its daemon's log says why") from exc
+        hung_up = "the node hung up after the handshake of TLS; its daemon's log says why"
+        raise FrameError(hung_up, hint=CERTIFICATES_HINT) from exc
     if answer.kind != Kind.OK:
         raise _refusal(answer.body)
     theirs, proof = bytes(answer.body[:-_PROOF_BYTES]), bytes(answer.body[-_PROOF_BYTES:])

@@ -60,6 +60,11 @@ class Kind(IntEnum):
 class FrameError(ConnectionError):
     """The other side sends something that is no frame, or one that is too long: the connection is of no use."""
 
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        """`hint` says what to do about it."""
+        super().__init__(message)
+        self.hint = hint
+
 
 class Deadline:
     """The end of all waiting at a connection; one thread at a time. Apart from the connection, so that neither refers

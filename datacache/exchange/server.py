@@ -155,7 +155,7 @@ class FrameServer:
                 self._silent.pop(frames, None)
                 self._answer(frames, request)
         except (FrameError, DatacacheError) as exc:
-            log.warning("a caller is hung up on: %s", exc)
+            log.warning("a caller is hung up on: %s", f"{exc}. {exc.hint}".rstrip(". "))
         except OSError as exc:
             log.debug("a caller went away: %s", exc)
         finally:

@@ -26,6 +26,7 @@ _RECORD_BYTES = 2**14
 _PIECE_BYTES = 2**18
 """The most that is sent before the connection looks around again."""
 _HINT = "Set DATACACHE_CLUSTER_TLS on all nodes of the cluster, or on none."
+CERTIFICATES_HINT = "Have certificates of one CA in DATACACHE_CLUSTER_TLS of all nodes, and clocks that are right."
 
 
 class Certificates:
@@ -61,7 +62,7 @@ class Certificates:
         except OSError as exc:
             why = "" if isinstance(exc, ssl.SSLEOFError) else f": {exc}"
             no_tls = f"the node speaks no TLS, and DATACACHE_CLUSTER_TLS is set here{why}"
-            raise _not_accepted(exc) or FrameError(no_tls) from exc
+            raise _not_accepted(exc) or FrameError(no_tls, hint=_HINT) from exc
         # Both sides have the same one only if they made the same keys; RFC 5929 has it as `tls-unique`.
         binding = secured.get_channel_binding("tls-unique")
         if not binding:  # without it somebody with a certificate could pass an introduction on
@@ -121,10 +122,7 @@ def _not_accepted(exc: OSError) -> FrameError | None:
     why = getattr(exc, "verify_message", "") or exc.reason.lower().replace("_", " ")
     if not isinstance(exc, ssl.SSLCertVerificationError) and "ALERT" not in exc.reason:
         return None
-    return FrameError(
-        f"a certificate is not accepted ({why}): DATACACHE_CLUSTER_TLS of all nodes needs certificates of one CA, and "
-        "clocks that are right"
-    )
+    return FrameError(f"a certificate is not accepted ({why})", hint=CERTIFICATES_HINT)
 
 
 def _retried(frames: FrameSocket, action: Any) -> Any:

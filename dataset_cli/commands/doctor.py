@@ -315,7 +315,10 @@ def _daemon(settings: Settings) -> Iterator[Check]:
         client = api.running_daemon(settings)
         if client is None:
             failure = api.start_failure(settings)
-            if failure is None:
+            if failure is None and settings.cluster:
+                out = f"not running: this node is not in the cluster {settings.cluster!r} now"
+                yield Check("daemon", "warn", out, "Start it: dsctl daemon start")
+            elif failure is None:
                 yield Check("daemon", "ok", "not running; it starts when it is needed")
             else:
                 hint = f"{failure.hint} When that is mended: dsctl daemon start".lstrip()
@@ -345,12 +348,15 @@ def _cluster(settings: Settings) -> Iterator[Check]:
         return
     others = [member for member in found["members"] if not member["this"]]
     out = [member for member in others if member["problem"] or not member["looked_at"]]
-    good = f"{len(others) - len(out)} of which can be asked" if out else "which can be asked"
-    text = f"{settings.cluster}: {count(len(others), 'other node')}" + (f", {good}" if others else "")
+    good = f"{len(others) - len(out)} of which without a problem" if out else "which can be asked"
+    none = "no other in " + (
+        "DATACACHE_CLUSTER_MEMBERS" if found["listed"] else "the catalog with this DATACACHE_CLUSTER"
+    )
+    text = f"{settings.cluster}: " + (f"{count(len(others), 'other node')}, {good}" if others else none)
     if found["problem"] and not others:  # which the daemon's problems tell
         return
     if out and len(out) == len(others):
-        yield Check("cluster", "fail", text, "The reasons are below. Until then each gets what the others have got.")
+        yield Check("cluster", "fail", text, "The reasons are below. Until then blocks are got more than once.")
     else:
         yield Check("cluster", "ok", text)
     for member in out[:_NODES_TOLD]:

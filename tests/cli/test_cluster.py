@@ -95,13 +95,15 @@ def test_status_tells_members_and_what_came_from_them(dsctl: Dsctl, homes: dict[
 def test_doctor_tells_which_node_does_not_let_this_one_in(dsctl: Dsctl, homes: dict[str, Path]) -> None:
     nodes = Pair(homes, f"sqlite:///{homes['a']}/catalog.db", "a={a} b={b}")
 
-    def told(**changed: str) -> list[tuple[str, str, str]]:
+    def told(*more: str, **changed: str) -> list[tuple[str, str, str]]:
         found = dsctl("doctor", "--json", **nodes.a | changed).json["checks"]
-        return [(each["name"], each["state"], each["message"]) for each in found if each["name"] in ("cluster", "node")]
+        names = ("cluster", "node", *more)
+        return [(each["name"], each["state"], each["message"]) for each in found if each["name"] in names]
 
-    away = ("cluster", "fail", "lab: 1 other node, 0 of which can be asked")
+    away = ("cluster", "fail", "lab: 1 other node, 0 of which without a problem")
     at = f"b at {nodes.addresses['b']}"
-    assert told() == [away, ("node", "warn", f"{at}: Connection refused")]
+    out = ("daemon", "warn", "not running: this node is not in the cluster 'lab' now")
+    assert told("daemon") == [out, away, ("node", "warn", f"{at}: Connection refused")]
     assert told(DATACACHE_NODE="c") == [("cluster", "fail", "the node 'c' is not in DATACACHE_CLUSTER_MEMBERS")]
     assert dsctl("daemon", "start", **nodes.b | {"DATACACHE_CLUSTER_KEY": "another key of sixteen bytes"}).code == 0
     differ = [away, ("node", "warn", f"{at}: the keys of the two nodes differ")]
