@@ -167,7 +167,7 @@ class NodeRequests:
         if frame.kind != Kind.BLOCKS:
             raise UsageError("bad request: another node may ask for blocks only")
         request = BlocksRequest.decode(frame.body)
-        if not request.mode.of_a_peer:
+        if not request.mode.of_a_node:
             raise UsageError("bad request: another node may not ask as a reader")
         yield from self.blocks(request)
 

@@ -1,4 +1,4 @@
-"""Run the daemon of a home, or the process of one of its parts, from lock to clean stop."""
+"""Run the daemon of a home, or the process of one of its parts, from lock to clean stop: in the main thread."""
 
 from __future__ import annotations
 

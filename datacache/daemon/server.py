@@ -158,7 +158,7 @@ class Daemon:
         """Answer one frame."""
         if request.kind == Kind.BLOCKS:
             blocks = BlocksRequest.decode(request.body)
-            if blocks.mode.of_a_peer and self.nodes is not None:  # another part asks for another node
+            if blocks.mode.of_a_node and self.nodes is not None:  # another part asks for another node
                 yield from self.nodes.blocks(blocks)
             else:
                 yield from self._blocks(blocks)

@@ -112,7 +112,7 @@ class Connection:
     def _block(self, request: BlocksRequest, at: int) -> memoryview | DatacacheError | Frame:
         """Return a block, the error in its place, or the frame that tells why there is none now."""
         start, stop = request.span(at)
-        length, sum_bytes = stop - start, SUM_BYTES if request.mode.of_a_peer else 0
+        length, sum_bytes = stop - start, SUM_BYTES if request.mode.of_a_node else 0
         answer = self._expected(
             self.frames.receive(most_bytes=max(length, _MOST_ERROR_BYTES), head_bytes=sum_bytes, body_bytes=length)
         )

@@ -38,7 +38,7 @@ class Mode(StrEnum):
     """Another node: only what is here."""
 
     @property
-    def of_a_peer(self) -> bool:
+    def of_a_node(self) -> bool:
         """True where another node asks; each block of the answer has its checksum in the head."""
         return self in (Mode.OWNER, Mode.ZONE, Mode.HAVE)
 
@@ -90,7 +90,7 @@ class BlocksRequest:
                 raise UsageError(f"bad request: no object has {ref.size_bytes:,} bytes with blocks")
             if type(number) is not int or not 0 <= number < block_count(ref.size_bytes):
                 raise UsageError(f"bad request: there is no block {number!r} of an object of {ref.size_bytes:,} bytes")
-        if spans and (len(spans) != len(blocks) or request.mode.of_a_peer):
+        if spans and (len(spans) != len(blocks) or request.mode.of_a_node):
             raise UsageError(f"bad request: {len(spans)} spans of {len(blocks)} blocks cannot be asked for")
         for (ref, number), (start, stop) in zip(blocks, spans, strict=False):
             if not (type(start) is type(stop) is int and 0 <= start < stop <= block_length(ref.size_bytes, number)):
