@@ -208,7 +208,7 @@ class MongoMembers:
         except NodeTakenError:
             raise
         except DatacacheError as exc:
-            return str(exc)
+            return f"{exc}. {exc.hint}".rstrip(". ")
         return ""
 
     def _note(self, problem: str) -> None:

@@ -187,7 +187,8 @@ class OtherNode:
         if isinstance(error, socket.gaierror):
             return f"No machine is known here by the name in {self.address}."
         if isinstance(error, OSError):
-            return f"Is its machine up, and does a firewall let this one through to {self.address}?"
+            let_through = f"does a firewall let this one through to {self.address}"
+            return f"Is its machine up, does its daemon answer there (dsctl doctor), and {let_through}?"
         return ""
 
     def connect(self, patience_s: float = REQUEST_S) -> NodeConnection:

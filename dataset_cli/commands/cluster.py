@@ -85,8 +85,8 @@ def drain(app: App, node: str | None, no_wait: bool) -> None:
     )
     if answer["left"]:
         app.out.warning(
-            f"no other node took {count(answer['left'], 'block')}, for want of room or as none answers (the daemon's "
-            "log says which): the store gives them again"
+            f"no other node took {count(answer['left'], 'block')}, as none serves, answers or has room (the log of "
+            f"{node} names those that do not answer): the store gives them again"
         )
 
 
