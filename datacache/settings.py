@@ -111,6 +111,8 @@ class Settings:
     """URL of the content-addressed storage for large new objects and copies; see `require_objects`."""
     daemon: str = "auto"
     """`auto`: whoever needs the daemon starts it. `external`: something else does (a container of its own)."""
+    fuse: str = "kernel"
+    """How a read-write mount's server talks to the kernel: in the kernel's own protocol, or through `pyfuse3`."""
     mount_host: Path | None = None
     """The socket of a process that starts mounts (`python -m fuse_mount --host`); None: the caller does."""
     access: str = "all"
@@ -372,6 +374,7 @@ _PARSERS: dict[str, Any] = {
     "uploads": _positive(int),
     "objects": _parse_objects,
     "daemon": _parse_choice("auto", "external"),
+    "fuse": _parse_choice("kernel", "pyfuse3"),
     "mount_host": _path,
     "access": _parse_choice("all", "none"),
     "pins": _parse_pins,

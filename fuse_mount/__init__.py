@@ -2,7 +2,7 @@
 
     lifecycle/launch ─▶ pool ──starts──▶ __main__ ─▶ supervisor ─▶ mounted
                                                      └──forks──▶ snapshot/worker_process ─▶ worker ─▶ fs
-    lifecycle/launch ──starts──▶ __main__ ─▶ bucket/supervisor ──starts──▶ server ─▶ pyfuse3_skin ─▶ fs/
+    lifecycle/launch ──starts──▶ __main__ ─▶ bucket/supervisor ──starts──▶ server ─▶ kernel_skin ─▶ fs/
     lifecycle/state: what a mount is, its files, its control socket      process: processes from outside
     lifecycle/keeping: a mount's line to the keeper in the cache daemon  host: mounts for others
     kernel/session: mount(2), fusermount3, unmount      protocol: the kernel's ABI      errno_map: error → errno

@@ -1,6 +1,6 @@
 """The only table from errors to errnos, and the log of the failures readers got to see.
 
-Used by `worker` and `pyfuse3_skin`. Who is behind a mount sees nothing but an errno, so each failure is also logged
+Used by `worker` and `bucket/refusals`. Who is behind a mount sees nothing but an errno, so each failure is also logged
 once with the path and the reason. Any thread may call.
 
 | error | errno | why |

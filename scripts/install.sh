@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs the package into .venv, with the system packages it needs, on Debian 12 or newer and Ubuntu 24.04 or newer.
-#   scripts/install.sh [demo]   what a user needs: FUSE, what pyfuse3 is built with, a virtual environment, the package
+#   scripts/install.sh [demo]   what a user needs: FUSE, a virtual environment, the package
 #   scripts/install.sh test     and what the tests need: Ceph, peers to compare with, compilers, linters
 # Quick when there is nothing to do. Uses root or sudo for system packages; without either it names what is missing.
 set -euo pipefail
@@ -34,17 +34,12 @@ sys.exit(not os.path.exists(os.path.join(sysconfig.get_paths()["include"], "Pyth
 
 need fuse3 have fusermount3
 need python3-venv python_with_venv
-if ! .venv/bin/python -c 'import pyfuse3' 2>/dev/null; then  # for read-write mounts; there is no wheel of it
-  need libfuse3-dev test -e /usr/include/fuse3/fuse.h
+if [ "$extra" = test ]; then
+  need libcurl4 library libcurl.so.4  # mongod is linked with it
+  need libfuse3-dev test -e /usr/include/fuse3/fuse.h  # pyfuse3 comes as source only
   need pkg-config have pkg-config
   need gcc have gcc
   need python3-dev python_headers
-fi
-if [ "$extra" = test ]; then
-  need libcurl4 library libcurl.so.4  # mongod is linked with it
-  need libfuse3-dev test -e /usr/include/fuse3/fuse.h
-  need pkg-config have pkg-config
-  need gcc have gcc
   need ceph-common have ceph
   need ceph-mon have ceph-mon
   need ceph-osd have ceph-osd

@@ -85,7 +85,8 @@ def _checks(app: App) -> Iterator[Check]:
     yield from config(settings)
     yield home(settings)
     yield ram(settings)
-    yield _pyfuse3()
+    if settings.fuse == "pyfuse3":
+        yield _pyfuse3()
     yield staging(settings)
     yield from _catalog_and_stores(app)
     yield from _daemon(settings)
@@ -230,7 +231,7 @@ def _pyfuse3() -> Check:
     try:
         fuse_mount.check_pyfuse3()
     except MountError as exc:
-        return Check("pyfuse3", "warn", f"{exc.message}; snapshots can be mounted without", exc.hint)
+        return Check("pyfuse3", "fail", exc.message, exc.hint)
     return Check("pyfuse3", "ok", "buckets can be mounted read-write")
 
 

@@ -32,113 +32,66 @@ from datacache.writeback.remote.bucket import Needs
 from fuse_mount.bucket.fs.bucket_fs import BucketFs
 from fuse_mount.bucket.fs.names import Changes
 from fuse_mount.bucket.fs.nodes import LONGEST_NAME, Attr
-from fuse_mount.errno_map import FailureLog, errno_of
+from fuse_mount.bucket.refusals import Refusals
+from fuse_mount.errno_map import FailureLog
 
 T = TypeVar("T")
 _log = logging.getLogger("fuse_mount")
-_CHECK_OPEN_S = 1.0
-_REMEMBER_S = 10.0
 _BLOCK_BYTES = 4096
 _ROOM_BLOCKS = 2**50 // _BLOCK_BYTES
 """A bucket without a quota has no size: statfs(2) says 1 PiB, of which all is free."""
 _MAX_REQUESTS = 400
 """At a time: many may wait for room or for an upload, and all others must be answered."""
 _THREADS = 420
-_TOLD = frozenset((errno.EIO, errno.ESTALE, errno.ENOSPC, errno.EDQUOT))
-"""Errnos of `BucketFs` that no program brings about by what it asks for: `dsctl status` tells of them."""
-_BY_HANDLE = frozenset(("read", "write", "flush", "fsync", "release"))
-"""Requests of open files: ESTALE of these reaches a program, and so does that of a `setattr` with a handle, which has
-no path. For all others the kernel looks the path up again, once: if the object is replaced all the time, the program
-gets the second ESTALE, and status does not tell it."""
-_LOST_HINT = "Write the file again. `lost` in dsctl status says how much of it, until dsctl flush --forget-lost."
 _SWITCH_S = 0.0005
 """How long another thread may go on before it is this one's turn: a request waits for it, and an upload does not."""
 
 
-def serve(fs: BucketFs, fd: int, failures: FailureLog) -> None:
-    """Answer the kernel on the descriptor of a mount until it is unmounted. `failures` gets what those see as an errno
-    who read and write. Raises what pyfuse3 raises if it cannot be served."""
-    operations = _Operations(fs, failures)
-    sys.setswitchinterval(_SWITCH_S)
-    # libfuse takes the descriptor of a mount that is made already for a mount point. The options that count are the
-    # mount's.
-    pyfuse3.init(operations, f"/dev/fd/{fd}", {"default_permissions"})
-    try:
-        trio.run(_run, fs, operations)
-    finally:
-        pyfuse3.close(unmount=True)
+class Pyfuse3Skin:
+    """One mount, whose process has no other. `serve` is called once, by the main thread; the other methods by any."""
 
-
-def sync_open(fs: BucketFs) -> None:
-    """Make durable what was written to files that are open: from another thread than `serve`'s."""
-    for ino, settle in fs.handles.long_open(0.0):
+    def serve(self, fs: BucketFs, fd: int, failures: FailureLog) -> None:
+        """Answer the kernel on the descriptor of a mount until it is unmounted. `failures` gets what those see as an
+        errno who read and write. Raises what pyfuse3 raises if it cannot be served."""
+        operations = _Operations(fs, failures)
+        sys.setswitchinterval(_SWITCH_S)
+        # libfuse takes the descriptor of a mount that is made already for a mount point. The options that count are the
+        # mount's.
+        pyfuse3.init(operations, f"/dev/fd/{fd}", {"default_permissions"})
         try:
-            _bring_pages(ino)
-            settle()
-        except (DatacacheError, OSError) as exc:
-            _log.warning("an open file could not be made durable: %s", exc)
+            trio.run(_run, operations)
+        finally:
+            pyfuse3.close(unmount=True)
+
+    def stop(self) -> None:
+        """End `serve` from another thread; the mount is taken away."""
+        token = pyfuse3.trio_token
+        if token is not None:
+            trio.from_thread.run_sync(pyfuse3.terminate, trio_token=token)
+
+    def forget_pages(self, ino: int) -> None:
+        """Have the kernel write what it has gathered of a file: it does before it forgets the file's pages."""
+        try:
+            pyfuse3.invalidate_inode(ino)
+        except OSError as exc:
+            _log.info("the kernel did not write the pages of inode %d: %s", ino, exc)
+
+    def forget_name(self, parent: int, name: str) -> None:
+        """Have the kernel forget a name, as `BucketFs.on_stale`."""
+        try:
+            pyfuse3.invalidate_entry_async(parent, os.fsencode(name), ignore_enoent=True)
+        except OSError as exc:
+            _log.info("the kernel did not forget %s: %s", name, exc)
 
 
-def stop() -> None:
-    """End `serve` from another thread; the mount is taken away."""
-    token = pyfuse3.trio_token
-    if token is not None:
-        trio.from_thread.run_sync(pyfuse3.terminate, trio_token=token)
-
-
-async def _run(fs: BucketFs, operations: _Operations) -> None:
+async def _run(operations: _Operations) -> None:
     fd = _device_fd()
     if fd is not None:
         operations.waiting = Waiting(fd)
         if hasattr(pyfuse3, "_wait_fuse_readable"):
             pyfuse3._wait_fuse_readable = operations.waiting.wait  # noqa: SLF001
     trio.to_thread.current_default_thread_limiter().total_tokens = _THREADS
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(_sync_long_open, fs)
-        nursery.start_soon(_remember, fs)
-        await pyfuse3.main(max_tasks=_MAX_REQUESTS)
-        nursery.cancel_scope.cancel()
-
-
-async def _sync_long_open(fs: BucketFs) -> None:
-    """Make files that stay open durable, and so have them uploaded, from time to time."""
-    async with trio.open_nursery() as nursery:
-        while True:
-            await trio.sleep(_CHECK_OPEN_S)
-            try:
-                found = list(fs.handles.long_open())
-            except Exception:  # noqa: BLE001 - what runs beside the requests must never end the server
-                _log.exception("open files could not be looked through")
-                continue
-            for ino, settle in found:
-                nursery.start_soon(_sync_open, ino, settle)
-
-
-async def _sync_open(ino: int, settle: Callable[[], None]) -> None:
-    try:
-        await trio.to_thread.run_sync(_bring_pages, ino, abandon_on_cancel=True)
-        await trio.to_thread.run_sync(settle)
-    except (DatacacheError, OSError) as exc:
-        _log.warning("an open file could not be made durable: %s", exc)
-    except Exception:  # noqa: BLE001 - as above
-        _log.exception("an open file could not be made durable")
-
-
-async def _remember(fs: BucketFs) -> None:
-    while True:
-        await trio.sleep(_REMEMBER_S)
-        try:
-            await trio.to_thread.run_sync(fs.remember)
-        except Exception:  # noqa: BLE001 - as above
-            _log.exception("what is known of the bucket could not be noted")
-
-
-def _bring_pages(ino: int) -> None:
-    """Have the kernel write what it has gathered of a file: it does before it forgets the file's pages."""
-    try:
-        pyfuse3.invalidate_inode(ino)
-    except OSError as exc:
-        _log.info("the kernel did not write the pages of inode %d: %s", ino, exc)
+    await pyfuse3.main(max_tasks=_MAX_REQUESTS)
 
 
 def _device_fd() -> int | None:
@@ -149,14 +102,6 @@ def _device_fd() -> int | None:
             if os.readlink(f"/proc/self/fd/{name}") == "/dev/fuse":
                 found.append(int(name))
     return found[0] if len(found) == 1 else None
-
-
-def forget_name(parent: int, name: str) -> None:
-    """Have the kernel forget a name, as `BucketFs.on_stale`."""
-    try:
-        pyfuse3.invalidate_entry_async(parent, os.fsencode(name), ignore_enoent=True)
-    except OSError as exc:
-        _log.info("the kernel did not forget %s: %s", name, exc)
 
 
 async def _answer(call: Callable[..., T], *args: Any) -> T:
@@ -184,30 +129,14 @@ def _request(handler: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]
             return await handler(self, *args)
         except pyfuse3.FUSEError:
             raise
-        except DatacacheError as exc:
-            self.failures.report(_what(name, exc), exc)
-            raise pyfuse3.FUSEError(errno_of(exc)) from exc
-        except OSError as exc:
-            # ftruncate(2) and fchmod(2) are of an open file, truncate(2) and chmod(2) not.
-            has_handle = name in _BY_HANDLE or (name == "setattr" and args[3] is not None)
-            if exc.errno in _TOLD and (exc.errno != errno.ESTALE or has_handle):
-                self.failures.report(_what(name, exc), exc, exc.errno)
-            raise pyfuse3.FUSEError(exc.errno or errno.EIO) from exc
         except Exception as exc:
-            _log.exception("%s failed", name)
-            raise pyfuse3.FUSEError(errno.EIO) from exc
+            has_handle = name == "setattr" and args[3] is not None
+            raise pyfuse3.FUSEError(self.refusals.errno_of(name, exc, has_handle=has_handle)) from exc
         finally:
             if waiting is not None:
                 waiting.under_way -= 1
 
     return answer
-
-
-def _what(operation: str, exc: BaseException) -> str:
-    """Return what to call a failure by: what it is about, if it says so, and what was asked for."""
-    names = (getattr(exc, name, "") for name in ("path", "key", "url", "filename"))
-    about = next((name for name in names if name), "")
-    return f"{operation} {about}".rstrip()
 
 
 class _Operations(pyfuse3.Operations):  # type: ignore[misc]
@@ -219,7 +148,7 @@ class _Operations(pyfuse3.Operations):  # type: ignore[misc]
 
     def __init__(self, fs: BucketFs, failures: FailureLog) -> None:
         super().__init__()
-        self.failures = failures
+        self.refusals = Refusals(fs, failures)
         self.waiting: Waiting | None = None
         self._fs = fs
 
@@ -327,13 +256,7 @@ class _Operations(pyfuse3.Operations):  # type: ignore[misc]
         try:
             return await _answer(self._fs.handles.write, fh, offset, data)
         except (DatacacheError, OSError) as exc:
-            key = self._fs.handles.spoil(fh, exc, len(data))
-            number = errno_of(exc) if isinstance(exc, DatacacheError) else exc.errno or errno.EIO
-            # The kernel has answered its writer already, and close(2) knows ENOSPC and EIO only.
-            told = errno.ENOSPC if number == errno.ENOSPC else errno.EIO
-            if key is not None:  # the kernel sends many writes at a time: one file, one error
-                self.failures.report(f"write {key}", exc, told, _LOST_HINT)
-            await trio.to_thread.run_sync(self._fs.engine.losses.save)
+            number = await trio.to_thread.run_sync(self.refusals.errno_of_write, fh, exc, len(data))
             raise pyfuse3.FUSEError(number) from exc
 
     @_request

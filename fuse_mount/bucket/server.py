@@ -1,6 +1,7 @@
 """The server of a read-write mount: the process that opens the live bucket, mounts it and answers the kernel.
 
-Run by `__main__`, started by its supervisor. The main thread opens, mounts and serves (`pyfuse3_skin`, with trio);
+Run by `__main__`, started by its supervisor. The main thread opens, mounts and serves (`kernel_skin`, or
+`pyfuse3_skin` where that is asked for);
 beside it one thread says when the mount can be used, one waits for signals, one replaces a supervisor that dies, and
 the control socket has its own. After an unmount, or SIGTERM or SIGINT (it flushes, unmounts, and soon does not wait for
 who still has files open), it goes on uploading for a while (`stop_flush_s`), until a second signal; what is left after
@@ -19,12 +20,14 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from datacache.core import ipc
 from datacache.core.breaker import pause_s
 from datacache.core.errors import DatacacheError, MountError
+from datacache.settings import load_settings
 from fuse_mount.bucket.areas import left_of, note_left
+from fuse_mount.bucket.chores import Chores
 from fuse_mount.bucket.metrics import render_metrics
 from fuse_mount.errno_map import FailureLog
 from fuse_mount.kernel import session
@@ -32,8 +35,6 @@ from fuse_mount.lifecycle import process
 from fuse_mount.lifecycle.state import BucketConfig, BucketFiles, BucketInfo, Failure, with_failure
 
 if TYPE_CHECKING:
-    from types import ModuleType
-
     from datacache.writeback.live import LiveBucket
     from fuse_mount.bucket.fs.bucket_fs import BucketFs
 
@@ -55,6 +56,37 @@ class _Interrupted(Exception):  # noqa: N818 - it is no error: nobody waits any 
     """Raised in a flush that nobody waits for any more."""
 
 
+class Skin(Protocol):
+    """`BucketFs` behind one way of talking to the kernel."""
+
+    def serve(self, fs: BucketFs, fd: int, failures: FailureLog) -> None:
+        """Answer the kernel on the descriptor of a mount until it is unmounted. In the main thread."""
+        ...
+
+    def stop(self) -> None:
+        """End `serve`."""
+        ...
+
+    def forget_pages(self, ino: int) -> None:
+        """Have the kernel write what it has gathered of a file, and forget it."""
+        ...
+
+    def forget_name(self, parent: int, name: str) -> None:
+        """Have the kernel forget a name of a folder, soon."""
+        ...
+
+
+def _skin_of(fuse: str) -> Skin:
+    if fuse == "pyfuse3":
+        session.check_pyfuse3()
+        from fuse_mount.bucket.pyfuse3_skin import Pyfuse3Skin
+
+        return Pyfuse3Skin()
+    from fuse_mount.bucket.kernel_skin import KernelSkin
+
+    return KernelSkin()
+
+
 class BucketServer:
     """One mount, from its start to its end."""
 
@@ -65,7 +97,8 @@ class BucketServer:
         self._signals: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._live: LiveBucket
         self._fs: BucketFs
-        self._skin: ModuleType
+        self._skin: Skin
+        self._chores: Chores
         self._info: BucketInfo
         self._final_flush_s = config.stop_flush_s
         """How long to go on uploading after the unmount. Set by who unmounts, read after it."""
@@ -81,18 +114,16 @@ class BucketServer:
 
     def run(self, report: process.Report) -> int:
         """Serve to the end; the exit code. Raises `DatacacheError` where it does not come to serving."""
-        session.check_pyfuse3()
         process.raise_open_files()  # each file that is open here has a file in the staging area
-        from fuse_mount.bucket import pyfuse3_skin
         from fuse_mount.bucket.fs.bucket_fs import BucketFs
         from fuse_mount.bucket.opening import open_live
 
-        self._skin = pyfuse3_skin
+        self._skin = _skin_of(load_settings().fuse)
         config, target, supervisor = self._config, self._config.mountpoint, os.getppid()
         self._live, notes = open_live(config, restarted=self._restarts > 0)
         try:
             owner = {"uid": config.uid, "gid": config.gid, "umask": config.umask}
-            self._fs = BucketFs(self._live, **owner, on_stale=pyfuse3_skin.forget_name)
+            self._fs = BucketFs(self._live, **owner, on_stale=self._skin.forget_name)
             placed = session.place(target, config.url, allow_other=config.allow_other)
         except BaseException:
             self._live.close(discard=True)
@@ -124,10 +155,13 @@ class BucketServer:
         def note_failure(failure: Failure) -> None:
             self._failures = with_failure(self._failures, failure)
 
+        self._chores = Chores(self._fs, self._skin.forget_pages)
+        self._chores.start()
         try:
-            pyfuse3_skin.serve(self._fs, placed.fd, FailureLog(note=note_failure))
+            self._skin.serve(self._fs, placed.fd, FailureLog(note=note_failure))
         finally:
             self._served.set()
+            self._chores.stop()
             self._finish()
             control.close(timeout_s=_ANSWER_TIMEOUT_S)
         if self._is_ours():
@@ -217,7 +251,7 @@ class BucketServer:
         if timeout_s <= 0 or self._hurry.is_set():
             return
         try:
-            self._skin.sync_open(self._fs)
+            self._chores.sync_open()
             self._live.flush(timeout_s=timeout_s, progress=go_on)
         except _Interrupted:
             _log.info("flushing was ended")
@@ -291,7 +325,7 @@ class BucketServer:
 
         def flush() -> None:
             try:
-                self._skin.sync_open(self._fs)
+                self._chores.sync_open()
                 try:
                     self._live.flush(timeout_s=request.get("timeout_s"), progress=go_on)
                 finally:

@@ -31,6 +31,9 @@ OPENDIR, READDIR, RELEASEDIR, FSYNCDIR = 27, 28, 29, 30
 ACCESS, CREATE, INTERRUPT, DESTROY, FALLOCATE = 34, 35, 36, 38, 43
 BATCH_FORGET, READDIRPLUS, RENAME2, LSEEK, COPY_FILE_RANGE, TMPFILE, STATX = 42, 44, 45, 46, 47, 51, 52
 
+NOTIFY_INVAL_INODE, NOTIFY_INVAL_ENTRY = 2, 3
+"""Have the kernel drop what it keeps of a file, or a name (enum fuse_notify_code)."""
+
 UNANSWERED = frozenset((FORGET, BATCH_FORGET, INTERRUPT))
 """Requests that get no reply. INTERRUPT may be ignored: the reply to the request it means comes anyway."""
 
@@ -41,9 +44,12 @@ REMOVEXATTR, CREATE, FALLOCATE, RENAME2, COPY_FILE_RANGE, TMPFILE))  # fmt: skip
 # --- flags of INIT ------------------------------------------------------------------------------------------
 
 ASYNC_READ = 1 << 0
+ATOMIC_O_TRUNC = 1 << 3
+BIG_WRITES = 1 << 5
 DO_READDIRPLUS = 1 << 13
 READDIRPLUS_AUTO = 1 << 14
 ASYNC_DIO = 1 << 15
+WRITEBACK_CACHE = 1 << 16
 NO_OPEN_SUPPORT = 1 << 17
 PARALLEL_DIROPS = 1 << 18
 MAX_PAGES = 1 << 22
@@ -53,6 +59,19 @@ EXPLICIT_INVAL_DATA = 1 << 25
 WANTED_FLAGS = ASYNC_READ | DO_READDIRPLUS | READDIRPLUS_AUTO | ASYNC_DIO | NO_OPEN_SUPPORT | PARALLEL_DIROPS
 WANTED_FLAGS |= MAX_PAGES | NO_OPENDIR_SUPPORT | EXPLICIT_INVAL_DATA
 
+WRITABLE_FLAGS = ASYNC_READ | ATOMIC_O_TRUNC | BIG_WRITES | DO_READDIRPLUS | ASYNC_DIO
+WRITABLE_FLAGS |= WRITEBACK_CACHE | PARALLEL_DIROPS | MAX_PAGES
+"""Of a mount to write to. The kernel gathers small writes and trusts its own size and times of a file."""
+
+# --- flags of requests and answers --------------------------------------------------------------------------
+
+SET_MODE, SET_UID, SET_GID, SET_SIZE, SET_MTIME, SET_FH, SET_MTIME_NOW, SET_CTIME = (
+    1 << bit for bit in (0, 1, 2, 3, 5, 6, 8, 10)
+)
+"""FATTR_*: the fields of a SETATTR that count."""
+KEEP_CACHE = 1 << 1
+"""FOPEN_KEEP_CACHE: the kernel's pages of the file are right."""
+
 # --- sizes and limits ---------------------------------------------------------------------------------------
 
 MAX_READ_BYTES = 1024 * 1024
@@ -61,6 +80,9 @@ MAX_READAHEAD_BYTES = 4 * 1024 * 1024
 REQUEST_BUFFER_BYTES = 128 * 1024
 """A read of the device needs room for the largest request: a write of `_MAX_WRITE_BYTES`, or 64 KiB of xattr."""
 _MAX_WRITE_BYTES = 4096
+WRITE_BYTES = 1024 * 1024
+"""Largest WRITE of a mount to write to: 256 pages, as for READ."""
+WRITE_BUFFER_BYTES = WRITE_BYTES + 4096
 _MAX_BACKGROUND = 128
 _CONGESTION_THRESHOLD = 96
 VALID_S = 365 * 86400
@@ -85,8 +107,24 @@ _ATTR_OUT = struct.Struct("<QII")  # attr_valid attr_valid_nsec dummy
 _READ_IN = struct.Struct("<QQI")  # fh offset size …
 _INIT_IN = struct.Struct("<IIII")  # major minor max_readahead flags …
 _INIT_OUT = struct.Struct("<IIIIHHIIHHII24x")  # major … max_pages map_alignment flags2 max_stack_depth, unused
+_OPEN_OUT = struct.Struct("<QIi")  # fh open_flags backing_id
+_WRITE_OUT = struct.Struct("<I4x")  # size
+_CREATE_IN = struct.Struct("<IIII")  # flags mode umask open_flags
+_MKDIR_IN = struct.Struct("<II")  # mode umask
+_MKNOD_IN = struct.Struct("<III4x")  # mode rdev umask
+_RENAME_IN = struct.Struct("<Q")  # newdir
+_RENAME2_IN = struct.Struct("<QI4x")  # newdir flags
+_FORGET_IN = struct.Struct("<Q")  # nlookup
+_FORGET_ONE = struct.Struct("<QQ")  # nodeid nlookup
+# valid fh size lock_owner a/m/ctime a/m/ctimensec mode uid gid
+_SETATTR_IN = struct.Struct("<I4xQQQQQQIIII4xII4x")
+_OWNER = struct.Struct("<II")  # uid gid, in the header of a request
+_NOTIFY_INODE = struct.Struct("<Qqq")  # ino off len
+_NOTIFY_ENTRY = struct.Struct("<QII")  # parent namelen flags
 _STATFS = struct.Struct("<QQQQQIIII24x")  # blocks bfree bavail files ffree bsize namelen frsize padding spare
 _NS = 1_000_000_000
+_BLOCK_BYTES = 1 << 20
+"""st_blksize of a file that may be written."""
 
 unpack_start = _IN_START.unpack_from
 """(len, opcode, unique, nodeid) of the request at the start of a buffer: all that most requests are decided by."""
@@ -131,10 +169,11 @@ def decode_init(buffer: bytes | bytearray) -> InitRequest:
     return InitRequest(unique, *_INIT_IN.unpack_from(buffer, IN_HEADER_BYTES))
 
 
-def encode_init(request: InitRequest) -> bytes:
+def encode_init(request: InitRequest, *, writable: bool = False) -> bytes:
     """Return the whole reply to INIT. A newer kernel is told our minor; flags are those that both know."""
-    minor, flags = min(KERNEL_MINOR, request.minor), WANTED_FLAGS & request.flags
-    limits = (_MAX_BACKGROUND, _CONGESTION_THRESHOLD, _MAX_WRITE_BYTES)
+    minor = min(KERNEL_MINOR, request.minor)
+    flags = (WRITABLE_FLAGS if writable else WANTED_FLAGS) & request.flags
+    limits = (_MAX_BACKGROUND, _CONGESTION_THRESHOLD, WRITE_BYTES if writable else _MAX_WRITE_BYTES)
     time_granularity_ns, max_pages = 1, MAX_READ_BYTES // 4096
     body = _INIT_OUT.pack(
         KERNEL_MAJOR, minor, MAX_READAHEAD_BYTES, flags, *limits, time_granularity_ns, max_pages, 0, 0, 0
@@ -206,6 +245,145 @@ _dirent_packers: dict[int, Callable[..., bytes]] = {}
 def dirent_bytes(name_bytes: int) -> int:
     """Return the length of a directory record with a name of this length."""
     return 24 + (name_bytes + 7) // 8 * 8
+
+
+class Details(NamedTuple):
+    """The attributes of one file of a mount to write to."""
+
+    ino: int
+    mode: int
+    links: int
+    uid: int
+    gid: int
+    size_bytes: int
+    mtime_ns: int
+    ctime_ns: int
+    valid_s: float
+    """How long the kernel may use them, and the name."""
+
+    def encode(self) -> bytes:
+        """Return a struct fuse_attr. Times of access are those of modification."""
+        size, (s, ns), (cs, cns) = self.size_bytes, divmod(self.mtime_ns, _NS), divmod(self.ctime_ns, _NS)
+        s, cs, blocks = s % 2**64, cs % 2**64, -(-size // 512)
+        owner = self.mode, self.links, self.uid, self.gid
+        return _ATTR.pack(self.ino, size, blocks, s, s, cs, ns, ns, cns, *owner, 0, _BLOCK_BYTES, 0)
+
+    def attr_out(self) -> bytes:
+        """Return a struct fuse_attr_out."""
+        s, ns = divmod(int(self.valid_s * _NS), _NS)
+        return _ATTR_OUT.pack(s, ns, 0) + self.encode()
+
+    def entry_out(self) -> bytes:
+        """Return a struct fuse_entry_out."""
+        s, ns = divmod(int(self.valid_s * _NS), _NS)
+        return _ENTRY.pack(self.ino, 0, s, s, ns, ns) + self.encode()
+
+
+class FieldsToSet(NamedTuple):
+    """The body of a SETATTR: `valid` says which count (`SET_*`)."""
+
+    valid: int
+    fh: int
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+    mode: int
+    uid: int
+    gid: int
+
+
+def fields_to_set(buffer: bytearray) -> FieldsToSet:
+    """Return the body of a SETATTR."""
+    fields = _SETATTR_IN.unpack_from(buffer, IN_HEADER_BYTES)
+    valid, fh, size, _owner, _atime, mtime, ctime, _atime_ns, mtime_ns, ctime_ns, mode, uid, gid = fields
+    mtime, ctime = (s - 2**64 if s >= 2**63 else s for s in (mtime, ctime))
+    return FieldsToSet(valid, fh, size, mtime * _NS + mtime_ns, ctime * _NS + ctime_ns, mode, uid, gid)
+
+
+def owner_of(buffer: bytearray) -> tuple[int, int]:
+    """Return user and group of the process that asks."""
+    found: tuple[int, int] = _OWNER.unpack_from(buffer, 24)
+    return found
+
+
+def names_of(buffer: bytearray, length: int, skip: int = 0) -> list[bytes]:
+    """Return the names at the end of a request, behind `skip` bytes of other arguments: each ends in a NUL. Extensions
+    may follow."""
+    return bytes(memoryview(buffer)[IN_HEADER_BYTES + skip : length]).split(b"\0")
+
+
+def opened(buffer: bytearray) -> int:
+    """Return the handle of a READ, WRITE, FLUSH, RELEASE, FSYNC, or of the same for folders."""
+    fh: int = _READ_IN.unpack_from(buffer, IN_HEADER_BYTES)[0]
+    return fh
+
+
+def data_of(buffer: bytearray) -> memoryview:
+    """Return the bytes of a WRITE, where they lie in the buffer."""
+    size = _READ_IN.unpack_from(buffer, IN_HEADER_BYTES)[2]
+    return memoryview(buffer)[IN_HEADER_BYTES + 40 : IN_HEADER_BYTES + 40 + size]
+
+
+def creation(buffer: bytearray, length: int) -> tuple[int, int, bytes]:
+    """Return (flags, mode, name) of a CREATE."""
+    flags, mode, umask, _ = _CREATE_IN.unpack_from(buffer, IN_HEADER_BYTES)
+    return flags, mode & ~umask, names_of(buffer, length, _CREATE_IN.size)[0]
+
+
+def new_node(buffer: bytearray, length: int) -> tuple[int, bytes]:
+    """Return (mode, name) of a MKNOD."""
+    mode, _rdev, umask = _MKNOD_IN.unpack_from(buffer, IN_HEADER_BYTES)
+    return mode & ~umask, names_of(buffer, length, _MKNOD_IN.size)[0]
+
+
+def new_folder(buffer: bytearray, length: int) -> tuple[int, bytes]:
+    """Return (mode, name) of a MKDIR."""
+    mode, umask = _MKDIR_IN.unpack_from(buffer, IN_HEADER_BYTES)
+    return mode & ~umask, names_of(buffer, length, _MKDIR_IN.size)[0]
+
+
+def renaming(buffer: bytearray, length: int, opcode: int) -> tuple[bytes, int, bytes, int]:
+    """Return (name, new parent, new name, flags) of a RENAME or RENAME2."""
+    layout = _RENAME2_IN if opcode == RENAME2 else _RENAME_IN
+    new_parent, *flags = layout.unpack_from(buffer, IN_HEADER_BYTES)
+    name, new_name, *_ = names_of(buffer, length, layout.size)
+    return name, new_parent, new_name, flags[0] if flags else 0
+
+
+def forgotten(buffer: bytearray, opcode: int, ino: int) -> list[tuple[int, int]]:
+    """Return (inode, count) of each that a FORGET or BATCH_FORGET names."""
+    if opcode == FORGET:
+        return [(ino, _FORGET_IN.unpack_from(buffer, IN_HEADER_BYTES)[0])]
+    count, _ = _OWNER.unpack_from(buffer, IN_HEADER_BYTES)
+    start = IN_HEADER_BYTES + 8
+    return list(_FORGET_ONE.iter_unpack(memoryview(buffer)[start : start + count * _FORGET_ONE.size]))
+
+
+def open_out(fh: int, flags: int = KEEP_CACHE) -> bytes:
+    """Return a struct fuse_open_out."""
+    return _OPEN_OUT.pack(fh, flags, 0)
+
+
+def write_out(size_bytes: int) -> bytes:
+    """Return a struct fuse_write_out."""
+    return _WRITE_OUT.pack(size_bytes)
+
+
+def encode_forget_pages(ino: int) -> bytes:
+    """Return the notification that has the kernel write what it has gathered of a file, and forget its pages."""
+    body = _NOTIFY_INODE.pack(ino, 0, 0)
+    return pack_out_header(OUT_HEADER_BYTES + len(body), NOTIFY_INVAL_INODE, 0) + body
+
+
+def encode_forget_name(parent: int, name: bytes) -> bytes:
+    """Return the notification that has the kernel forget a name."""
+    body = _NOTIFY_ENTRY.pack(parent, len(name), 0) + name + b"\0"
+    return pack_out_header(OUT_HEADER_BYTES + len(body), NOTIFY_INVAL_ENTRY, 0) + body
+
+
+def encode_room(blocks: int, free: int, *, longest_name: int) -> bytes:
+    """Return a struct fuse_statfs_out of a file system of so many blocks of 4 KiB, and any number of files."""
+    return _STATFS.pack(blocks, free, free, 2**32, 2**32, 4096, longest_name, 4096, 0)
 
 
 def encode_statfs(total_bytes: int, files: int) -> bytes:

@@ -159,15 +159,15 @@ def check_device() -> None:
 
 
 def check_pyfuse3() -> None:
-    """Raise `MountError` unless pyfuse3, which read-write mounts need, can be loaded."""
+    """Raise `MountError` unless pyfuse3 can be loaded."""
     try:
         import pyfuse3  # noqa: F401
         import trio  # noqa: F401
     except ImportError as exc:
         raise MountError(
-            f"a read-write mount needs pyfuse3, and it cannot be loaded: {exc}",
-            hint="Install it with `pip install 'dsctl[rw]'`. It is built on the spot: first `apt-get install "
-            "libfuse3-dev pkg-config gcc python3-dev` (or what your system calls them).",
+            f"DATACACHE_FUSE is pyfuse3, and that cannot be loaded: {exc}",
+            hint="Unset DATACACHE_FUSE, or install it with `pip install 'dsctl[rw]'`. It is built on the spot: first "
+            "`apt-get install libfuse3-dev pkg-config gcc python3-dev` (or what your system calls them).",
         ) from exc
 
 
@@ -178,7 +178,7 @@ def mount(mountpoint: str, source: str, *, allow_other: bool) -> int:
     """Mount and answer INIT; the descriptor of the connection. Raises `MountError`; nothing stays mounted then."""
     fd = connect(mountpoint, source, allow_other=allow_other, read_only=True)
     try:
-        _answer_init(fd)
+        answer_init(fd)
     except BaseException:
         os.close(fd)
         unmount_now(mountpoint, lazy=True)
@@ -240,7 +240,8 @@ def _mount_through_fusermount(mountpoint: str, source: str, options: str, *, rea
     raise MountError(f"{mountpoint} cannot be mounted: {said}", hint=hint)
 
 
-def _answer_init(fd: int) -> None:
+def answer_init(fd: int, *, writable: bool = False) -> None:
+    """Answer the kernel's first request. Raises `MountError`."""
     poller = select.poll()
     poller.register(fd, select.POLLIN)
     if not poller.poll(_INIT_TIMEOUT_MS):
@@ -251,7 +252,7 @@ def _answer_init(fd: int) -> None:
             f"this kernel speaks FUSE {request.major}.{request.minor}; {protocol.KERNEL_MAJOR}."
             f"{protocol.OLDEST_MINOR} (Linux 5.1) or newer is needed"
         )
-    os.write(fd, protocol.encode_init(request))
+    os.write(fd, protocol.encode_init(request, writable=writable))
 
 
 def place(mountpoint: str, source: str, *, allow_other: bool) -> Placed:

@@ -161,7 +161,8 @@ def mount_bucket(
             with contextlib.suppress(MountError):  # it was unmounted and only uploads yet: so will the new one
                 stop_server(known, flush_s=0.0, lazy=False)
     session.check_device()
-    session.check_pyfuse3()
+    if settings.fuse == "pyfuse3":
+        session.check_pyfuse3()
     config = BucketConfig(
         url=url,
         mountpoint=target,

@@ -205,13 +205,12 @@ def test_doctor_finds_a_well_node_well(dsctl: Dsctl, ref: str) -> None:
         "open files",
         "home",
         "memory",
-        "pyfuse3",
         "staging",
         "catalog",
         "store",
         "daemon",
     }
-    for name in ("home", "memory", "pyfuse3", "staging", "catalog", "store", "daemon"):
+    for name in ("home", "memory", "staging", "catalog", "store", "daemon"):
         assert checks[name]["state"] == "ok", checks[name]
     assert result.code == (0 if result.json["ok"] else 1)
     assert "0 failed" in dsctl("doctor").out or not result.json["ok"]

@@ -442,13 +442,14 @@ def test_without_pyfuse3_it_is_said_what_to_install(dsctl: Dsctl, url: str, fold
     broken.mkdir()
     (broken / "sitecustomize.py").write_text("import sys\nsys.modules['pyfuse3'] = None\n")
     paths = f"{broken}{os.pathsep}{Path(__file__).parents[2]}"
-    said = dsctl("mount", "--rw", url, folder, "--json", PYTHONPATH=paths)
+    chosen = {"PYTHONPATH": paths, "DATACACHE_FUSE": "pyfuse3"}
+    said = dsctl("mount", "--rw", url, folder, "--json", **chosen)
     assert said.code == 1
     assert "pyfuse3" in said.error["message"]
     assert "dsctl[rw]" in said.error["hint"]
     assert "libfuse3-dev" in said.error["hint"]
-    checks = {check["name"]: check for check in dsctl("doctor", "--json", PYTHONPATH=paths).json["checks"]}
-    assert checks["pyfuse3"]["state"] == "warn"
+    checks = {check["name"]: check for check in dsctl("doctor", "--json", **chosen).json["checks"]}
+    assert checks["pyfuse3"]["state"] == "fail"
     assert "libfuse3-dev" in checks["pyfuse3"]["hint"]
 
 

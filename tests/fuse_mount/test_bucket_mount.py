@@ -235,7 +235,7 @@ def test_who_mounts_again_what_is_brought_back_meanwhile_is_told_so(
         process.start(arguments, files, mounter.settings.environment(), foreground=False)
         wait_until(files.folder, lambda: mounter.now().pid not in (0, before.pid))
 
-    monkeypatch.setattr(session, "check_pyfuse3", bring_back)
+    monkeypatch.setattr(session, "check_device", bring_back)
     with pytest.raises(MountError, match="brought back meanwhile"):
         mounter()
     mounter.unmount()

@@ -9,7 +9,9 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -74,10 +76,10 @@ class Place:
 def placed(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Place]:
     """A function that makes a `Place` on a server."""
 
-    def place(server: RcloneS3 | CephRgw) -> Place:
+    def place(server: RcloneS3 | CephRgw, **more: Any) -> Place:
         for name, value in server.env().items():
             monkeypatch.setenv(name, value)
-        return Place(server, settings, tmp_path)
+        return Place(server, replace(settings, **more), tmp_path)
 
     return place
 
@@ -107,11 +109,12 @@ def writable_rclone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rclone
 @promise("Hard links, devices, FIFOs and sockets are refused with EPERM")
 @promise("Over long random sequences the mount does and says what a plain directory does")
 @pytest.mark.timeout(max(300, SEQUENCES * 10))
+@pytest.mark.parametrize(("fuse", "sequences"), [("kernel", 40), ("pyfuse3", 10)])
 def test_a_mount_does_what_a_plain_directory_does(
-    writable_rclone: RcloneS3, placed: Callable[..., Place], tmp_path: Path
+    writable_rclone: RcloneS3, placed: Callable[..., Place], tmp_path: Path, fuse: str, sequences: int
 ) -> None:
-    place = placed(writable_rclone)
-    place.compare(profile(40), keeps_folders=False)
+    place = placed(writable_rclone, fuse=fuse)
+    place.compare(profile(sequences), keeps_folders=False)
     place.look_from_elsewhere(tmp_path, keeps_folders=False)
 
 

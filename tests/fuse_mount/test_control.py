@@ -7,15 +7,19 @@ from __future__ import annotations
 import fcntl
 import os
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import trio
 
 from datacache.core import ipc
+from fuse_mount.bucket import chores
+from fuse_mount.bucket.fs.bucket_fs import BucketFs
 from fuse_mount.errno_map import FailureLog
 from fuse_mount.lifecycle.state import MountFiles
 from tests.leftovers import descriptors_below
@@ -92,30 +96,20 @@ def test_an_inode_that_cannot_be_forgotten_does_not_end_the_server_of_a_bucket()
 
 
 def test_what_runs_beside_the_requests_of_a_bucket_goes_on_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    pyfuse3_adapter = pytest.importorskip("fuse_mount.bucket.pyfuse3_skin")
-    monkeypatch.setattr(pyfuse3_adapter, "_REMEMBER_S", 0.0)
-    monkeypatch.setattr(pyfuse3_adapter, "_CHECK_OPEN_S", 0.0)
-    asked = {"remember": 0, "long_open": 0}
+    monkeypatch.setattr(chores, "_REMEMBER_S", 0.0)
+    monkeypatch.setattr(chores, "_CHECK_OPEN_S", 0.0)
+    thrice = {name: threading.Semaphore(0) for name in ("remember", "long_open")}
 
-    class Fs:
-        def remember(self) -> None:
-            asked["remember"] += 1
-            raise RuntimeError("the test wants it")
+    def fail(name: str) -> None:
+        thrice[name].release()
+        raise RuntimeError("the test wants it")
 
-    class Handles:
-        def long_open(self) -> list[object]:
-            asked["long_open"] += 1
-            if min(asked.values()) >= 3:
-                scope.cancel()
-            raise RuntimeError("the test wants it")
-
-    scope = trio.CancelScope()
-
-    async def both() -> None:
-        with scope:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(pyfuse3_adapter._remember, Fs())
-                nursery.start_soon(pyfuse3_adapter._sync_long_open, SimpleNamespace(handles=Handles()))
-
-    trio.run(both)
-    assert min(asked.values()) >= 3
+    fs = SimpleNamespace(
+        remember=lambda: fail("remember"), handles=SimpleNamespace(long_open=lambda: fail("long_open"))
+    )
+    beside = chores.Chores(cast("BucketFs", fs), lambda _ino: None)
+    beside.start()
+    try:
+        assert all(asked.acquire(timeout=10.0) for asked in thrice.values() for _ in range(3))
+    finally:
+        beside.stop()
