@@ -138,7 +138,7 @@ def warm(app: App, ref: str, wait: bool) -> None:
     given = job.get("bytes_from_nodes")  # a daemon from before says nothing of it
     given = f", {format_bytes(given)} of these from other nodes" if given else ""
     took = format_seconds(took_s)
-    app.out.result(job, f"{job['ref']} is warm: {all_bytes}, of which {fetched} were fetched in {took}{given}")
+    app.out.result(job, f"{job['ref']} is warm: {all_bytes}; {fetched} were fetched in {took}{given}")
 
 
 def _follow(app: App, ref: str, bar: Progress) -> dict[str, Any]:
