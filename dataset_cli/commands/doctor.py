@@ -349,7 +349,7 @@ def _cluster(settings: Settings) -> Iterator[Check]:
         return
     others = [member for member in found["members"] if not member["this"]]
     out = [member for member in others if member["problem"] or not member["looked_at"]]
-    good = f"{len(others) - len(out)} of which without a problem" if out else "which can be asked"
+    good = f"{len(out)} with a problem" if out else "which can be asked"
     none = "no other in " + (
         "DATACACHE_CLUSTER_MEMBERS" if found["listed"] else "the catalog with this DATACACHE_CLUSTER"
     )

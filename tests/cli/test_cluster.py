@@ -100,7 +100,7 @@ def test_doctor_tells_which_node_does_not_let_this_one_in(dsctl: Dsctl, homes: d
         names = ("cluster", "node", *more)
         return [(each["name"], each["state"], each["message"]) for each in found if each["name"] in names]
 
-    away = ("cluster", "fail", "lab: 1 other node, 0 of which without a problem")
+    away = ("cluster", "fail", "lab: 1 other node, 1 with a problem")
     at = f"b at {nodes.addresses['b']}"
     out = ("daemon", "warn", "not running: this node is not in the cluster 'lab' now")
     assert told("daemon") == [out, away, ("node", "warn", f"{at}: Connection refused")]
