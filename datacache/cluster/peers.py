@@ -56,6 +56,7 @@ _LATELY_S = 600.0
 _LOOK_S, _MOST_LOOKS = 3.0, 64
 """How long a look at all other nodes takes at most, and at how many at a time."""
 
+_GONE_HINT = "If it is gone for good, take it off DATACACHE_CLUSTER_MEMBERS of all nodes."
 _Key = tuple[str, str, int]
 
 
@@ -177,7 +178,7 @@ class Peers:
                 self.note(node, DRAINED, int(theirs.get("left", 0)))
             return theirs
         except (OSError, PeerRefusedError) as exc:
-            gone = " If it is gone for good, take it off DATACACHE_CLUSTER_MEMBERS of all nodes." if self.listed else ""
+            gone = f" {_GONE_HINT}" if self.listed else ""
             why = getattr(exc, "strerror", None) or exc
             hint = getattr(exc, "hint", "") or f"If its daemon runs, run dsctl cluster drain on {node}.{gone}"
             raise CacheError(
@@ -308,11 +309,14 @@ class Peers:
                 "this": member.id == self.me.node,
                 "looked_at": peer is not None and peer.looked_at,
                 "problem": peer.problem if peer is not None else "",
-                "hint": peer.hint if peer is not None else "",
+                "hint": self._hint(member, peer) if peer is not None else "",
             }
             for member in view.members
             for peer in [peers.get(_key(member))]
         ]
+
+    def _hint(self, member: Member, peer: OtherNode) -> str:
+        return _GONE_HINT if self.listed and member.state == DRAINED and peer.problem else peer.hint
 
     def close(self) -> None:
         """Hang up, and leave the cluster."""

@@ -147,6 +147,7 @@ def test_a_node_of_a_list_drains_at_the_word_of_another(dsctl: Dsctl, homes: dic
     assert re.split(r"\s{2,}", rows[1])[3:5] == ["serving", "100.0%"]
     assert re.split(r"\s{2,}", rows[2])[3:5] == ["drained", "-"]
     assert dsctl("daemon", "stop", **nodes.b).code == 0
+    assert "b → If it is gone for good, take it off" in dsctl("cluster", "status", **nodes.a).out
     assert dsctl("warm", "mask@v1", **nodes.a).code == 0
     assert fetched() == own
 
