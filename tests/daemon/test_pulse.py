@@ -136,11 +136,11 @@ def test_without_a_daemon_the_probe_fails_and_starts_none(settings):
 def test_a_daemon_that_is_opening_its_tiers_still_passes_the_probe_unless_it_is_stopped(settings, tmp_path):
     environment = os.environ | settings.environment() | {"GO_ON": str(tmp_path / "go-on")}
     program = (
-        "import os, sys, time; from datacache.daemon import __main__, server; opened = server.open_tiers\n"
+        "import os, sys, time; from datacache.daemon import __main__, running; opened = running.open_tiers\n"
         "def slowly(settings):\n"
         "    while not os.path.exists(os.environ['GO_ON']): time.sleep(0.02)\n"
         "    return opened(settings)\n"
-        "server.open_tiers = slowly; sys.exit(__main__.main())"
+        "running.open_tiers = slowly; sys.exit(__main__.main())"
     )
     daemon = subprocess.Popen([sys.executable, "-c", program], env=environment)
     command = [sys.executable, "-m", "datacache.daemon", "--check"]
