@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -33,6 +34,10 @@ _numbers = itertools.count()
 # The hundreds of processes of a run find modules compiled, whatever the shell wants: a quarter of what a start costs.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+
+# A shell ignores Ctrl-C for what it runs in the background, and so would the processes that tests send one.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A slow machine is no finding. Tests that set their own keep the rest of this.
 hypothesis.settings.register_profile(
