@@ -336,7 +336,7 @@ class ObjectAttributes:
 
     def _mode(self, found: LiveObject) -> int:
         if "mode" in found.metadata:
-            attributes = read_attributes(found.metadata, _PLAIN)
+            attributes = read_attributes(found.metadata, _PLAIN, found.info.size_bytes)
             return attributes.mode if stat.S_IMODE(attributes.mode) or attributes.is_link else 0
         if self._bucket.url != "file://":
             return 0

@@ -4,7 +4,8 @@ Pure values, their form in the journal and as object metadata; used by all of `w
 Keys are relative to the mount's prefix; a folder's key ends in a slash and stands for the marker object of that name.
 
 Attributes travel as object metadata under the names s3fs-fuse uses (`mode`, `uid`, `gid`, `mtime`), so each reads what
-the other wrote; `mtime` is in seconds with a fraction, which rclone reads and writes as well.
+the other wrote; `mtime` is in seconds with a fraction, which rclone reads and writes as well. s3fs-fuse has no name for
+the number of a device, which is `rdev` here: as the kernel's protocol has it, in 32 bits.
 """
 
 from __future__ import annotations
@@ -35,6 +36,10 @@ def name_of(key: str) -> str:
     return key[key.rstrip("/").rfind("/") + 1 :]
 
 
+_EMPTY_KINDS = (stat.S_IFIFO, stat.S_IFSOCK, stat.S_IFCHR, stat.S_IFBLK)
+"""Types of files that have a name and attributes, and no bytes."""
+
+
 class Attributes(NamedTuple):
     """The attributes of a file, link or folder. `mode` is all of st_mode, the type included."""
 
@@ -42,6 +47,8 @@ class Attributes(NamedTuple):
     uid: int
     gid: int
     mtime_ns: int
+    rdev: int = 0
+    """Of a device: its number."""
 
     @property
     def is_folder(self) -> bool:
@@ -55,26 +62,33 @@ class Attributes(NamedTuple):
         """Return the object metadata that says this."""
         mtime = f"{Decimal(self.mtime_ns).scaleb(-9):.9f}"
         found = {"mode": str(self.mode), "uid": str(self.uid), "gid": str(self.gid), "mtime": mtime}
+        if self.rdev:
+            found["rdev"] = str(self.rdev)
         return found | {WRITER: writer} if writer else found
 
 
-def read_attributes(metadata: Mapping[str, str], default: Attributes) -> Attributes:
-    """Return the attributes that an object's metadata says; what is missing or makes no sense there is the default's. A
-    type that is neither file, link nor folder is not believed, and a folder's only of a folder."""
+def read_attributes(metadata: Mapping[str, str], default: Attributes, size_bytes: int) -> Attributes:
+    """Return the attributes that the metadata of an object of this size says; what is missing or makes no sense there
+    is the default's. A folder's type is believed only of a folder, a FIFO's, socket's or device's only of an object
+    without bytes: nobody could read them."""
     mode = _number(metadata.get("mode"), default.mode)
     kind = stat.S_IFMT(mode)
-    if kind not in (stat.S_IFREG, stat.S_IFLNK, stat.S_IFDIR) or (kind == stat.S_IFDIR) != default.is_folder:
+    known = (stat.S_IFREG, stat.S_IFLNK, stat.S_IFDIR, *(() if size_bytes else _EMPTY_KINDS))
+    if kind not in known or (kind == stat.S_IFDIR) != default.is_folder:
         mode = stat.S_IMODE(mode) | stat.S_IFMT(default.mode)
+    is_device = stat.S_ISCHR(mode) or stat.S_ISBLK(mode)
     return Attributes(
         mode,
         _number(metadata.get("uid"), default.uid),
         _number(metadata.get("gid"), default.gid),
         _time_ns(metadata.get("mtime"), default.mtime_ns),
+        _number(metadata.get("rdev"), 0) if is_device else 0,
     )
 
 
 def _number(text: str | None, default: int) -> int:
-    return int(text) if text and text.isascii() and text.isdigit() and len(text) < 12 else default
+    found = int(text) if text and text.isascii() and text.isdigit() and len(text) < 12 else default
+    return found if found < 2**32 - 1 else default  # all ones: no user, and no group
 
 
 def _time_ns(text: str | None, default: int) -> int:

@@ -358,9 +358,10 @@ class _Turn:
         return self._durably(self._entry(self._do(self._names.symlink, parent, name, target, **self._owner())))
 
     def _mknod(self, parent: int) -> bytes:
-        mode, name = protocol.new_node(self._buffer, self._length)
+        mode, rdev, name = protocol.new_node(self._buffer, self._length)
         if not stat.S_ISREG(mode):
-            raise OSError(errno.EPERM, "an object store has no devices, pipes or sockets")
+            attr = self._do(self._names.mknod, parent, name, mode=mode, rdev=rdev, **self._owner())
+            return self._durably(self._entry(attr))
         flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY
         handle, attr = self._do(self._names.create, parent, name, flags, mode=mode, **self._owner())
         self._close(handle)
@@ -498,6 +499,7 @@ class _Turn:
             attr.mtime_ns,
             attr.ctime_ns,
             self._fs.live.ttl_s if attr.complete else 0.0,
+            attr.rdev,
         )
 
     def _entry(self, attr: Attr) -> bytes:

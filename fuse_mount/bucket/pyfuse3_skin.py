@@ -205,9 +205,11 @@ class _Operations(pyfuse3.Operations):  # type: ignore[misc]
         return pyfuse3.FileInfo(fh=handle, keep_cache=True), self._entry(attr)
 
     @_request
-    async def mknod(self, parent: int, name: bytes, mode: int, _rdev: int, ctx: Any) -> Any:
+    async def mknod(self, parent: int, name: bytes, mode: int, rdev: int, ctx: Any) -> Any:
         if not stat.S_ISREG(mode):
-            raise OSError(errno.EPERM, "an object store has no devices, pipes or sockets")
+            owner = {"mode": mode & ~ctx.umask, "uid": ctx.uid, "gid": ctx.gid}
+            attr = await _answer(functools.partial(self._fs.names.mknod, parent, name, rdev=rdev, **owner))
+            return await self._durably(self._entry(attr))
         handle, attr = await self._create(parent, name, mode, os.O_CREAT | os.O_EXCL | os.O_WRONLY, ctx)
         await self._close(handle)
         return self._entry(attr)
@@ -328,6 +330,7 @@ class _Operations(pyfuse3.Operations):  # type: ignore[misc]
         entry.st_mode = attr.mode
         entry.st_uid, entry.st_gid = attr.uid, attr.gid
         entry.st_nlink = attr.links
+        entry.st_rdev = attr.rdev
         entry.st_size = attr.size_bytes
         entry.st_blksize = 1 << 20
         entry.st_blocks = -(-attr.size_bytes // 512)

@@ -260,13 +260,15 @@ class Details(NamedTuple):
     ctime_ns: int
     valid_s: float
     """How long the kernel may use them, and the name."""
+    rdev: int = 0
+    """Of a device: its number."""
 
     def encode(self) -> bytes:
         """Return a struct fuse_attr. Times of access are those of modification."""
         size, (s, ns), (cs, cns) = self.size_bytes, divmod(self.mtime_ns, _NS), divmod(self.ctime_ns, _NS)
         s, cs, blocks = s % 2**64, cs % 2**64, -(-size // 512)
         owner = self.mode, self.links, self.uid, self.gid
-        return _ATTR.pack(self.ino, size, blocks, s, s, cs, ns, ns, cns, *owner, 0, _BLOCK_BYTES, 0)
+        return _ATTR.pack(self.ino, size, blocks, s, s, cs, ns, ns, cns, *owner, self.rdev, _BLOCK_BYTES, 0)
 
     def attr_out(self) -> bytes:
         """Return a struct fuse_attr_out."""
@@ -330,10 +332,10 @@ def creation(buffer: bytearray, length: int) -> tuple[int, int, bytes]:
     return flags, mode & ~umask, names_of(buffer, length, _CREATE_IN.size)[0]
 
 
-def new_node(buffer: bytearray, length: int) -> tuple[int, bytes]:
-    """Return (mode, name) of a MKNOD."""
-    mode, _rdev, umask = _MKNOD_IN.unpack_from(buffer, IN_HEADER_BYTES)
-    return mode & ~umask, names_of(buffer, length, _MKNOD_IN.size)[0]
+def new_node(buffer: bytearray, length: int) -> tuple[int, int, bytes]:
+    """Return (mode, device number, name) of a MKNOD."""
+    mode, rdev, umask = _MKNOD_IN.unpack_from(buffer, IN_HEADER_BYTES)
+    return mode & ~umask, rdev, names_of(buffer, length, _MKNOD_IN.size)[0]
 
 
 def new_folder(buffer: bytearray, length: int) -> tuple[int, bytes]:

@@ -7,6 +7,7 @@ import os
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -939,6 +940,45 @@ def test_modes_times_and_links_are_kept_in_the_bucket(opened: Open):
     assert (stat.S_ISLNK(link.mode), link.uid, link.gid) == (True, 5, 6)
     assert directory.do(directory.fs.names.readlink, link.ino) == b"../somewhere"
     assert stat.S_IMODE(directory.attr("d").mode) == 0o1777
+
+
+@promise("FIFOs, sockets and device nodes are kept in the bucket, as objects without bytes")
+def test_fifos_sockets_and_devices_are_the_same_from_another_home(
+    opened: Open, bucket: Path, settings: Settings, tmp_path: Path
+):
+    directory = opened()
+    kinds = {"pipe": stat.S_IFIFO, "socket": stat.S_IFSOCK, "char": stat.S_IFCHR, "block": stat.S_IFBLK}
+    numbers = {"char": 0x103, "block": 2**32 - 2}
+    for name in kinds:
+        mode, rdev = kinds[name] | 0o620, numbers.get(name, 0)
+        directory.do(directory.fs.names.mknod, ROOT, name.encode(), mode=mode, rdev=rdev, uid=5, gid=6)
+        directory.fs.handles.commit()
+    with expect_errno(errno.EEXIST):
+        directory.do(directory.fs.names.mknod, ROOT, b"pipe", mode=stat.S_IFIFO | 0o620, rdev=0, uid=5, gid=6)
+
+    def seen(directory: Directory) -> dict[str, tuple[int, int, int, int, int]]:
+        found = {name: directory.attr(name) for name in directory.names()}
+        return {name: (a.mode, a.rdev, a.uid, a.gid, a.size_bytes) for name, a in found.items()}
+
+    expected = {name: (kinds[name] | 0o620, numbers.get(name, 0), 5, 6, 0) for name in sorted(kinds)}
+    assert seen(directory) == expected
+    directory = opened()  # the next process, which has it from the journal or the bucket
+    assert seen(directory) == expected
+    directory.flush()
+    assert {path.name: path.read_bytes() for path in bucket.iterdir()} == dict.fromkeys(kinds, b"")
+    directory.rename("block", "renamed")
+    directory.chmod("char", 0o600)
+    directory.unlink("pipe")
+    directory.flush()
+    elsewhere = api.open_bucket(f"file://{bucket}", replace(settings, home=tmp_path / "elsewhere"), who="test")
+    try:
+        assert seen(Directory(elsewhere)) == {
+            "char": (stat.S_IFCHR | 0o600, *expected["char"][1:]),
+            "renamed": expected["block"],
+            "socket": expected["socket"],
+        }
+    finally:
+        elsewhere.close()
 
 
 def test_attributes_that_change_again_after_an_upload_copy_what_is_there_then(opened: Open, bucket: Path):

@@ -12,6 +12,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -118,6 +119,31 @@ def test_what_the_kernel_forgets_keeps_inodes_and_times_and_a_sticky_folder_what
         assert changed >= before["ctime_ns"]
         assert _facts(path) == before | {"ctime_ns": changed}
         path.unlink()
+
+
+@promise("FIFOs, sockets and device nodes are kept in the bucket, as objects without bytes")
+@pytest.mark.parametrize("fuse", ["kernel", "pyfuse3"])
+def test_a_fifo_works_and_devices_have_their_numbers(mounter: BucketMounter, fuse: str) -> None:
+    mounter(settings=replace(mounter.settings, fuse=fuse))
+    pipe, device = mounter.target / "pipe", mounter.target / "device"
+    os.mkfifo(pipe, 0o600)
+    end = os.open(pipe, os.O_RDWR)
+    try:
+        assert (os.write(end, b"through"), os.read(end, 100)) == (7, b"through")
+    finally:
+        os.close(end)
+    with os.scandir(mounter.target) as entries:
+        assert [(entry.name, entry.is_file(), entry.is_dir()) for entry in entries] == [("pipe", False, False)]
+    if os.geteuid() == 0:
+        os.mknod(device, stat.S_IFBLK | 0o600, os.makedev(259, 0x12345))
+        found = device.stat()
+        assert (found.st_mode, found.st_rdev) == (stat.S_IFBLK | 0o600, os.makedev(259, 0x12345))
+        with pytest.raises(PermissionError):
+            os.open(device, os.O_RDONLY)
+    pipe.rename(mounter.target / "renamed")
+    assert (mounter.target / "renamed").is_fifo()
+    mounter.flush()
+    assert (mounter.bucket / "renamed").read_bytes() == b""
 
 
 def _facts(path: Path) -> dict[str, int]:

@@ -106,7 +106,7 @@ def writable_rclone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rclone
         yield server
 
 
-@promise("Hard links, devices, FIFOs and sockets are refused with EPERM")
+@promise("Hard links are refused with EPERM")
 @promise("Over long random sequences the mount does and says what a plain directory does")
 @pytest.mark.timeout(max(300, SEQUENCES * 10))
 @pytest.mark.parametrize(("fuse", "sequences"), [("kernel", 40), ("pyfuse3", 10)])

@@ -53,19 +53,18 @@ def folders(tmp_path: Path) -> tuple[Path, Path]:
 
 
 def refusing(machine: Comparison) -> None:
-    """The other side refuses links and FIFOs too, as a mount of an object store does."""
+    """The other side refuses hard links too, as a mount of an object store does."""
     machine.other.refuses = True
-    for name in ("link", "fifo"):
-        method = getattr(machine.other, name)
+    method = machine.other.link
 
-        def quietly(*paths: str, method: Callable[..., Any] = method) -> Any:
-            restore = machine.other.parent_times(paths[-1])
-            try:
-                return method(*paths)
-            finally:
-                restore()
+    def quietly(path: str, to: str) -> None:
+        restore = machine.other.parent_times(to)
+        try:
+            method(path, to)
+        finally:
+            restore()
 
-        setattr(machine.other, name, quietly)
+    machine.other.link = quietly  # type: ignore[method-assign]
 
 
 def lose_bytes(method: Callable[..., Any], *arguments: Any) -> Any:

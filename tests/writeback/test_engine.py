@@ -385,19 +385,31 @@ attributes = Attributes(stat.S_IFREG | 0o4755, 1, 2, -1_500_000_000)
 
 @pytest.mark.parametrize("content", [Logged(3), Staged(7, 2**40), Stored("x/ü", 5, "e"), None])
 def test_a_record_says_all_of_what_is_pending(content):
-    for kept in (attributes, None):
+    for kept in (attributes, attributes._replace(mode=stat.S_IFCHR | 0o600, rdev=2**31 + 7), None):
         pending = Pending("k", kept, content, "base", 9, 1.5, touched=True)
         assert decode_pending("k", encode_pending(pending), 3) == pending
 
 
 @promise("What other tools wrote as attributes is read, and nonsense is not believed")
 def test_attributes_are_read_again_from_metadata_and_nonsense_is_not_believed():
-    assert read_attributes(attributes.to_metadata("w-1"), FILE) == attributes
-    assert read_attributes({"mtime": "1500000000.25"}, FILE).mtime_ns == 1_500_000_000_250_000_000  # rclone's
-    assert read_attributes({"mode": str(stat.S_IFDIR | 0o755)}, FILE).mode == stat.S_IFREG | 0o755
-    assert read_attributes({"mode": str(stat.S_IFREG | 0o755)}, FOLDER).mode == stat.S_IFDIR | 0o755
-    assert read_attributes({"mode": "rw", "uid": "-1", "mtime": "NaN", "gid": "9" * 40}, FILE) == FILE
-    assert read_attributes({"mtime": "1e400"}, FILE) == FILE
+    def read(metadata, default=FILE, size_bytes=1):
+        return read_attributes(metadata, default, size_bytes)
+
+    assert read(attributes.to_metadata("w-1")) == attributes
+    assert read({"mtime": "1500000000.25"}).mtime_ns == 1_500_000_000_250_000_000  # rclone's
+    assert read({"mode": str(stat.S_IFDIR | 0o755)}).mode == stat.S_IFREG | 0o755
+    assert read({"mode": str(stat.S_IFREG | 0o755)}, FOLDER).mode == stat.S_IFDIR | 0o755
+    assert read({"mode": "rw", "uid": "-1", "mtime": "NaN", "gid": "9" * 40}) == FILE
+    assert read({"mode": "9" * 11, "uid": str(2**32 - 1), "gid": str(2**32), "rdev": "7"}) == FILE
+    assert read({"mtime": "1e400"}) == FILE
+    device = attributes._replace(mode=stat.S_IFBLK | 0o660, rdev=2**31 + 7)
+    assert read(device.to_metadata(), size_bytes=0) == device
+    assert read(device.to_metadata()) == device._replace(mode=stat.S_IFREG | 0o660, rdev=0)  # its bytes can be read
+
+
+def test_a_record_of_before_devices_had_numbers_is_read():
+    header = b'[[33188,1,2,3],["l"],"base",9,1.5,0]'
+    assert decode_pending("k", header, 3).attributes == Attributes(33188, 1, 2, 3)
 
 
 def _fill(path: Path) -> None:

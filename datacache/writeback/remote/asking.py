@@ -324,8 +324,8 @@ class Asking:
                 _log.info("%s: its metadata cannot be looked at: %s", key, exc)
                 attributes = self.plain_attributes(file)
                 return file._replace(attributes=attributes), attributes
-            attributes = read_attributes(live.metadata, default._replace(mtime_ns=live.info.mtime_ns))
             info = live.info
+            attributes = read_attributes(live.metadata, default._replace(mtime_ns=info.mtime_ns), info.size_bytes)
             return RemoteFile(info.size_bytes, info.etag, info.mtime_ns, attributes), attributes
 
     def plain_attributes(self, file: RemoteFile) -> Attributes:

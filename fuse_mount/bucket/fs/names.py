@@ -223,6 +223,15 @@ class Names:
             self._engine.record([pending], blobs={key: target})
             return self._made_locked(folder, text, is_folder=False)
 
+    def mknod(self, parent: int, name: bytes, *, mode: int, rdev: int, uid: int, gid: int) -> Attr:
+        """Make a new FIFO, socket or device: an object without bytes, whose attributes say what it is. Opening it is
+        the kernel's business."""
+        with self._engine.lock:
+            folder, text = self._resolve_free_locked(parent, name)
+            attributes = self._nodes.new_attributes(folder, mode, uid, gid)._replace(rdev=rdev)
+            self._engine.record([self._engine.plan_change(folder.key + text, attributes, Logged(0), base="")])
+            return self._made_locked(folder, text, is_folder=False)
+
     def _resolve_free_locked(self, parent: int, name: bytes) -> tuple[Node, str]:
         folder, text = self._nodes.resolve(parent, name, new=True)
         if self._nodes.look(folder, text, plain=True) is not None:
@@ -450,9 +459,9 @@ def _changed(attributes: Attributes, changes: Changes) -> Attributes:
     mode = attributes.mode
     if changes.mode is not None:
         mode = stat.S_IFMT(mode) | stat.S_IMODE(changes.mode)
-    return Attributes(
-        mode,
-        attributes.uid if changes.uid is None else changes.uid,
-        attributes.gid if changes.gid is None else changes.gid,
-        attributes.mtime_ns if changes.mtime_ns is None else changes.mtime_ns,
+    return attributes._replace(
+        mode=mode,
+        uid=attributes.uid if changes.uid is None else changes.uid,
+        gid=attributes.gid if changes.gid is None else changes.gid,
+        mtime_ns=attributes.mtime_ns if changes.mtime_ns is None else changes.mtime_ns,
     )

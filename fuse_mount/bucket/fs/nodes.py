@@ -37,6 +37,8 @@ class Attr(NamedTuple):
     links: int
     complete: bool = True
     """False where more is known only when the name is looked up."""
+    rdev: int = 0
+    """Of a device: its number."""
 
 
 class Nodes:
@@ -129,7 +131,8 @@ class Nodes:
         mtime_ns = max(node.mtime_ns, kept.mtime_ns)
         ctime_ns = max(node.ctime_ns, mtime_ns)
         links = 0 if node.is_gone else 1
-        return Attr(node.ino, kept.mode, kept.uid, kept.gid, size, mtime_ns, ctime_ns, links, state.complete)
+        owner = kept.uid, kept.gid
+        return Attr(node.ino, kept.mode, *owner, size, mtime_ns, ctime_ns, links, state.complete, kept.rdev)
 
     def attr_now(self, node: Node) -> Attr:
         """Return the answer to stat(2) for a node as it is now."""
