@@ -49,7 +49,7 @@ _NAMES = {
     protocol.RMDIR: "rmdir", protocol.RENAME: "rename", protocol.RENAME2: "rename", protocol.OPEN: "open",
     protocol.READ: "read", protocol.WRITE: "write", protocol.RELEASE: "release", protocol.FSYNC: "fsync",
     protocol.FLUSH: "flush", protocol.OPENDIR: "opendir", protocol.READDIR: "readdir", protocol.CREATE: "create",
-    protocol.READDIRPLUS: "readdir", protocol.FSYNCDIR: "fsyncdir",
+    protocol.READDIRPLUS: "readdir", protocol.FSYNCDIR: "fsyncdir", protocol.TMPFILE: "create", protocol.LINK: "link",
 }  # fmt: skip
 
 
@@ -209,6 +209,7 @@ class _Turn:
             protocol.LINK: self._link,
             protocol.OPEN: self._open,
             protocol.CREATE: self._create,
+            protocol.TMPFILE: self._create_unnamed,
             protocol.READ: self._read,
             protocol.WRITE: self._write,
             protocol.FLUSH: self._flush,
@@ -384,8 +385,9 @@ class _Turn:
         self._do(self._names.rename, parent, name, new_parent, new_name, flags)
         return self._durably(b"")
 
-    def _link(self, _ino: int) -> bytes:
-        raise OSError(errno.EPERM, "an object store has no hard links")
+    def _link(self, parent: int) -> bytes:
+        ino, name = protocol.linking(self._buffer, self._length)
+        return self._entry(self._do(self._names.link, ino, parent, name, lambda: self._skin.forget_pages(ino)))
 
     def _owner(self) -> dict[str, int]:
         uid, gid = protocol.owner_of(self._buffer)
@@ -425,6 +427,11 @@ class _Turn:
     def _create(self, parent: int) -> bytes:
         flags, mode, name = protocol.creation(self._buffer, self._length)
         handle, attr = self._do(self._names.create, parent, name, flags, mode=mode, **self._owner())
+        return self._entry(attr) + protocol.open_out(handle)
+
+    def _create_unnamed(self, parent: int) -> bytes:
+        _flags, mode, _name = protocol.creation(self._buffer, self._length)
+        handle, attr = self._do(self._names.create_unnamed, parent, mode=mode, **self._owner())
         return self._entry(attr) + protocol.open_out(handle)
 
     def _open(self, ino: int) -> bytes:

@@ -111,6 +111,7 @@ _OPEN_OUT = struct.Struct("<QIi")  # fh open_flags backing_id
 _WRITE_OUT = struct.Struct("<I4x")  # size
 _CREATE_IN = struct.Struct("<IIII")  # flags mode umask open_flags
 _MKDIR_IN = struct.Struct("<II")  # mode umask
+_LINK_IN = struct.Struct("<Q")  # oldnodeid
 _MKNOD_IN = struct.Struct("<III4x")  # mode rdev umask
 _RENAME_IN = struct.Struct("<Q")  # newdir
 _RENAME2_IN = struct.Struct("<QI4x")  # newdir flags
@@ -327,7 +328,7 @@ def data_of(buffer: bytearray) -> memoryview:
 
 
 def creation(buffer: bytearray, length: int) -> tuple[int, int, bytes]:
-    """Return (flags, mode, name) of a CREATE."""
+    """Return (flags, mode, name) of a CREATE, or of a TMPFILE, whose name counts for nothing."""
     flags, mode, umask, _ = _CREATE_IN.unpack_from(buffer, IN_HEADER_BYTES)
     return flags, mode & ~umask, names_of(buffer, length, _CREATE_IN.size)[0]
 
@@ -342,6 +343,11 @@ def new_folder(buffer: bytearray, length: int) -> tuple[int, bytes]:
     """Return (mode, name) of a MKDIR."""
     mode, umask = _MKDIR_IN.unpack_from(buffer, IN_HEADER_BYTES)
     return mode & ~umask, names_of(buffer, length, _MKDIR_IN.size)[0]
+
+
+def linking(buffer: bytearray, length: int) -> tuple[int, bytes]:
+    """Return (inode, name) of a LINK, whose own inode is the folder."""
+    return _LINK_IN.unpack_from(buffer, IN_HEADER_BYTES)[0], names_of(buffer, length, _LINK_IN.size)[0]
 
 
 def renaming(buffer: bytearray, length: int, opcode: int) -> tuple[bytes, int, bytes, int]:

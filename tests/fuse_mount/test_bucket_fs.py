@@ -181,6 +181,51 @@ def test_a_new_file_is_in_the_bucket_only_after_it_was_closed(opened: Open, buck
     assert (bucket / "a").read_bytes() == b"bytes"
 
 
+@promise("A file made with `O_TMPFILE` gets to the bucket whole once it is given its name, or not at all")
+@pytest.mark.parametrize("data", [b"bytes", _LARGE], ids=["small", "large"])
+def test_a_file_without_a_name_is_in_the_bucket_only_when_it_was_given_one(opened: Open, bucket: Path, data: bytes):
+    directory = opened()
+    names = directory.fs.names
+
+    def make() -> tuple[int, int]:
+        handle, made = directory.do(names.create_unnamed, ROOT, mode=0o640, uid=5, gid=6)
+        assert made.links == 0
+        directory.do(directory.fs.handles.write, handle, 0, data)
+        return handle, made.ino
+
+    def link(ino: int, name: bytes, gather: Callable[[], None] = lambda: None) -> Attr:
+        return directory.do(names.link, ino, ROOT, name, gather)
+
+    unnamed, _ = make()
+    directory.fs.handles.fsync(unnamed)()
+    directory.close(unnamed)
+    directory.flush()
+    assert (directory.names(), directory.staged(), os.listdir(bucket)) == ([], [], [])
+    handle, ino = make()
+    more = len(data)
+    linked = link(ino, b"a", lambda: directory.do(directory.fs.handles.write, handle, more, b"late"))
+    assert (linked.ino, linked.links, linked.mode, linked.uid) == (ino, 1, stat.S_IFREG | 0o640, 5)
+    assert directory.attr("a") == linked
+    directory.flush()
+    assert (bucket / "a").read_bytes() == data + b"late"
+    with expect_errno(errno.EPERM):  # it has its name
+        link(ino, b"b")
+    directory.do(directory.fs.handles.write, handle, more, b"then")
+    directory.close(handle)
+    directory.flush()
+    assert {path.name: path.read_bytes() for path in bucket.iterdir()} == {"a": data + b"then"}
+    other, ino = make()
+    with expect_errno(errno.EEXIST):
+        link(ino, b"a")
+    link(ino, b"b")
+    directory.close(other)
+    directory.rename("b", "a")
+    with expect_errno(errno.EPERM):
+        link(directory.attr("a").ino, b"c")
+    directory.flush()
+    assert {path.name: path.read_bytes() for path in bucket.iterdir()} == {"a": data}
+
+
 @promise("Changes of others are seen after the TTL (`--ttl`, 5 s)")
 def test_what_others_put_there_and_take_away_appears(opened: Open, bucket: Path):
     directory = opened()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import itertools
 import os
@@ -12,6 +13,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -121,6 +123,36 @@ def test_what_the_kernel_forgets_keeps_inodes_and_times_and_a_sticky_folder_what
         path.unlink()
 
 
+@promise("A file made with `O_TMPFILE` is durable when `linkat` has given it its name")
+def test_a_file_without_a_name_is_whole_when_it_has_one_and_its_server_is_killed(mounter: BucketMounter) -> None:
+    mounter()
+    libc = ctypes.CDLL(None, use_errno=True)
+    at_fdcwd, at_empty_path = -100, 0x1000
+    opened = [os.open(mounter.target, os.O_TMPFILE | os.O_RDWR, 0o640) for _ in range(3)]
+    for fd in opened:
+        assert os.fstat(fd).st_nlink == 0
+        assert os.write(fd, b"bytes" * 100_000) == 500_000  # which the kernel may still have
+    os.link(f"/proc/self/fd/{opened[0]}", mounter.target / "a", src_dir_fd=opened[0])
+    if os.geteuid() == 0:  # before Linux 6.10 it takes CAP_DAC_READ_SEARCH
+        assert not libc.linkat(opened[1], b"", at_fdcwd, bytes(mounter.target / "b"), at_empty_path)
+    else:
+        os.link(f"/proc/self/fd/{opened[1]}", mounter.target / "b", src_dir_fd=opened[1])
+    assert os.fstat(opened[1]).st_nlink == 1
+    with pytest.raises(PermissionError):
+        os.link(mounter.target / "b", mounter.target / "c")
+    mounter.kill()
+    for fd in opened:
+        with suppress(OSError):
+            os.close(fd)
+    assert {path.name: path.read_bytes() for path in mounter.target.iterdir()} == dict.fromkeys(
+        "ab", b"bytes" * 100_000
+    )
+    mounter.flush()
+    assert {path.name: path.read_bytes() for path in mounter.bucket.iterdir()} == dict.fromkeys(
+        "ab", b"bytes" * 100_000
+    )
+
+
 @promise("FIFOs, sockets and device nodes are kept in the bucket, as objects without bytes")
 @pytest.mark.parametrize("fuse", ["kernel", "pyfuse3"])
 def test_a_fifo_works_and_devices_have_their_numbers(mounter: BucketMounter, fuse: str) -> None:
@@ -140,6 +172,9 @@ def test_a_fifo_works_and_devices_have_their_numbers(mounter: BucketMounter, fus
         assert (found.st_mode, found.st_rdev) == (stat.S_IFBLK | 0o600, os.makedev(259, 0x12345))
         with pytest.raises(PermissionError):
             os.open(device, os.O_RDONLY)
+    if fuse == "pyfuse3":
+        with pytest.raises(OSError, match="not supported"):
+            os.open(mounter.target, os.O_TMPFILE | os.O_WRONLY)
     pipe.rename(mounter.target / "renamed")
     assert (mounter.target / "renamed").is_fifo()
     mounter.flush()

@@ -273,14 +273,15 @@ class Handles:
         """Return when all changes of names so far are durable. May take long: with `wait`, for room as well."""
         self._engine.commit(wait_s=self._live.staging_wait_s if wait else 0.0)
 
-    def settle(self, file: OpenFile, *, wait: bool = True) -> None:
+    def settle(self, file: OpenFile, *, wait: bool = True, name: Callable[[], None] | None = None) -> None:
         """Make what was written to a file durable and pending. Without the lock, and in a thread: with `wait` for room,
-        too. It may be called again after any error."""
+        too. It may be called again after any error. `name` is called under the lock before it becomes pending, to give
+        the file its first name."""
         if file.spoiled is not None:
             self.close_if_unused(file)
             raise file.spoiled
         try:
-            pending = self._stage(file)
+            pending = self._stage(file, name)
         except BaseException as exc:
             self.close_if_unused(file, exc)
             raise
@@ -298,7 +299,7 @@ class Handles:
             if pending is not None and pending.ready:
                 self._live.uploader.wait_for(pending.key, pending.version, None)
 
-    def _stage(self, file: OpenFile) -> Pending | None:
+    def _stage(self, file: OpenFile, name: Callable[[], None] | None) -> Pending | None:
         engine = self._engine
         with file.io:
             draft = file.draft
@@ -307,6 +308,8 @@ class Handles:
             changes, taken = draft.changes, file.unsettled_bytes
             draft.sync()
             with engine.lock:
+                if name is not None:
+                    name()
                 if file.node.is_gone:
                     return None
                 key = file.node.key

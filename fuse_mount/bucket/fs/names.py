@@ -11,7 +11,9 @@ import itertools
 import os
 import stat
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple
 
 from datacache.writeback.draft import Draft
@@ -191,14 +193,64 @@ class Names:
             pending = self._engine.plan_change(key, attributes, Logged(0), base="", ready=False)
             self._engine.record([pending])
             node = self._tree.make(folder, text, is_folder=False)
-            self._tree.tell(node)
-            self._nodes.forget_old()
-            node.cached = LOCAL
-            file = node.open = OpenFile.of(node, State(key, attributes, pending.content, pending.base))
-            file.draft = Draft(self._engine, attributes)
-            file.draft.changes = 1
             self._nodes.touch(folder)
-            return self._handles.add_locked(file, writes=True), self._nodes.attr_now(node)
+            return self._open_new_locked(node, State(key, attributes, pending.content, pending.base))
+
+    def create_unnamed(self, parent: int, *, mode: int, uid: int, gid: int) -> tuple[int, Attr]:
+        """Make a new file without a name, with what it inherits of a folder, and open it; return its handle. Closing it
+        deletes it, unless `link` has given it a name."""
+        with self._engine.lock:
+            folder = self._tree.get(parent)
+            if folder.is_gone:
+                raise OSError(errno.ENOENT, "the folder was deleted")
+            self._usage.expect_room(1)
+            attributes = self._nodes.new_attributes(folder, stat.S_IFREG | stat.S_IMODE(mode), uid, gid)
+            return self._open_new_locked(self._tree.make_nameless(), State("", attributes, Logged(0), ""))
+
+    def _open_new_locked(self, node: Node, state: State) -> tuple[int, Attr]:
+        self._tree.tell(node)
+        self._nodes.forget_old()
+        node.cached = LOCAL
+        file = node.open = OpenFile.of(node, state)
+        file.is_unnamed = node.is_gone
+        file.draft = Draft(self._engine, state.attributes)
+        file.draft.changes = 1
+        return self._handles.add_locked(file, writes=True), self._nodes.attr_now(node)
+
+    def link(self, ino: int, parent: int, name: bytes, gather: Callable[[], None]) -> Attr:
+        """Give a file that was made without a name its only one. It is durable when this returns, with all that was
+        written to it: `gather` brings here what the kernel still has of that, and waits."""
+        with self._engine.lock:
+            file = self._tree.get(ino).open
+            if file is None or not file.is_unnamed:
+                raise OSError(errno.EPERM, "an object store has no hard links")
+            self._resolve_free_locked(parent, name)
+        raise Needs(partial(self._link, file, parent, name, gather), final=True)
+
+    def _link(self, file: OpenFile, parent: int, name: bytes, gather: Callable[[], None]) -> Attr:
+        node = file.node
+
+        def give_name() -> None:
+            if not file.is_unnamed:
+                raise OSError(errno.EPERM, "an object store has no hard links")
+            folder, text = self._resolve_free_locked(parent, name)
+            self._tree.rename(node, folder, text)
+            file.is_unnamed = False
+            node.ctime_ns = time.time_ns()
+            self._nodes.touch(folder)
+
+        gather()
+        while True:
+            try:
+                self._handles.settle(file, name=give_name)
+                break
+            except Needs as needs:
+                needs.load()
+        with self._engine.lock:
+            if node.is_gone:
+                raise OSError(errno.ENOENT, "it was closed meanwhile, or deleted")
+            self._tree.tell(node)
+            return self._nodes.attr_now(node)
 
     def mkdir(self, parent: int, name: bytes, *, mode: int, uid: int, gid: int) -> Attr:
         """Make a new folder."""

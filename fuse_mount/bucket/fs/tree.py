@@ -69,6 +69,8 @@ class OpenFile:
     """Bytes that the draft counts for beside what was acknowledged; negative where it is smaller."""
     nameless: bool = False
     """True once it has no name: what is written to it never gets to the bucket."""
+    is_unnamed: bool = False
+    """True until a file that was made without a name is given one."""
     replaced: bool = False
     """True once somebody else took the name away, while nothing was written here: nothing can be from now on."""
     io: threading.Lock = field(default_factory=threading.Lock)
@@ -194,13 +196,13 @@ class Tree:
         return node
 
     def rename(self, node: Node, parent: Node, name: str) -> None:
-        """Give a node another name. Whoever had it has none any more."""
+        """Give a node another name, or its first one. Whoever had it has none any more."""
         other = parent.child(name)
         if other is not None and other is not node:
             self.unname(other)
         old_parent = node.parent
         _strike(node)
-        node.parent, node.name = parent, name
+        node.parent, node.name, node.is_gone = parent, name, False
         self._name(parent, name, node)
         if old_parent is not None:
             self.rest(old_parent)
