@@ -162,35 +162,40 @@ class Asking:
         with self.requests.request() as since:
             self._list_small("", since)
 
-    def list_below(self, folder: str) -> None:
-        """List every object below a folder, with its attributes, markers included: for renaming it, into `Known.below`.
-        May take long."""
+    def list_below(self, folders: Iterable[str]) -> None:
+        """List every object below folders, with its attributes, markers included: for renaming them, into
+        `Known.below`. May take long."""
         with self.requests.request() as since:
-            found: dict[str, RemoteFile] = {}
-            for page in self._bucket.list(self._prefix + folder):
-                for info in page:
-                    if not info.key.startswith(self._prefix + folder):
-                        continue  # a store that lists too much: nothing of it may move with the folder
-                    key = info.key[len(self._prefix) :]
-                    if key != folder and all(_is_usable(name) for name in key.rstrip("/").split("/")):
-                        found[key] = listed_file(info)
-            with self._lock:
-                for key, file in found.items():
-                    known = self._known.file(key)
-                    if known is not None and known.etag == file.etag and known.attributes is not None:
-                        found[key] = file._replace(attributes=known.attributes)
-            unknown = [key for key, file in found.items() if file.attributes is None]
-            for key, looked in zip(unknown, gather(self._look, unknown), strict=True):
-                if isinstance(looked, DatacacheError):
-                    raise looked
-                if looked is None:
-                    del found[key]
-                else:
-                    found[key] = looked[0]
+            below = {folder: self._find_below(folder) for folder in folders}
             with self._lock:
                 for key, now in self._known.own_changes(since):
-                    change_below(found, folder, key, now)
-                self._known.below[folder] = (time.monotonic(), found)
+                    for folder, found in below.items():
+                        change_below(found, folder, key, now)
+                self._known.below |= {folder: (time.monotonic(), found) for folder, found in below.items()}
+
+    def _find_below(self, folder: str) -> dict[str, RemoteFile]:
+        found: dict[str, RemoteFile] = {}
+        for page in self._bucket.list(self._prefix + folder):
+            for info in page:
+                if not info.key.startswith(self._prefix + folder):
+                    continue  # a store that lists too much: nothing of it may move with the folder
+                key = info.key[len(self._prefix) :]
+                if key != folder and all(_is_usable(name) for name in key.rstrip("/").split("/")):
+                    found[key] = listed_file(info)
+        with self._lock:
+            for key, file in found.items():
+                known = self._known.file(key)
+                if known is not None and known.etag == file.etag and known.attributes is not None:
+                    found[key] = file._replace(attributes=known.attributes)
+        unknown = [key for key, file in found.items() if file.attributes is None]
+        for key, looked in zip(unknown, gather(self._look, unknown), strict=True):
+            if isinstance(looked, DatacacheError):
+                raise looked
+            if looked is None:
+                del found[key]
+            else:
+                found[key] = looked[0]
+        return found
 
     def _list_small(self, folder: str, since: int) -> bool:
         """List a folder that nobody looked into before, if it is small; return whether that was done."""

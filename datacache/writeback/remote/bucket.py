@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from datacache.core.errors import StoreError, StoreUnavailableError
 from datacache.writeback.engine import WriteBack
@@ -112,15 +112,14 @@ class RemoteView:
             raise Needs(lambda: self._look_ahead(folder + name for name in unknown))
         return listed
 
-    def take_below(self, folder: str) -> dict[str, RemoteFile]:
-        """Return every object below a folder, which was listed just now, to be renamed at once."""
-        if self.is_made_here(folder):
-            self._known.below.pop(folder, None)
-            return {}
-        taken_at, below = self._known.below.pop(folder, (-1e9, {}))
-        if taken_at + _BELOW_S < time.monotonic():
-            raise Needs(lambda: self._asking.list_below(folder))
-        return below
+    def take_below(self, folders: Collection[str]) -> dict[str, dict[str, RemoteFile]]:
+        """Return every object below each of these folders, which were listed just now, to be renamed at once."""
+        listed, known = [folder for folder in folders if not self.is_made_here(folder)], self._known.below
+        oldest = time.monotonic() - _BELOW_S
+        if any(folder not in known or known[folder][0] < oldest for folder in listed):
+            raise Needs(lambda: self._asking.list_below(listed))
+        found = {folder: known.pop(folder, (0.0, {}))[1] for folder in folders}
+        return found | {folder: {} for folder in folders if folder not in listed}
 
     def is_made_here(self, folder: str) -> bool:
         """Return whether a folder was made through this mount and the bucket cannot have anything in it."""

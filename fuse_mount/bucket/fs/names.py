@@ -26,6 +26,8 @@ from fuse_mount.bucket.fs.tree import LOCAL, Node, OpenFile
 from fuse_mount.bucket.fs.view import FOLDER_BASE, State
 
 LONGEST_LINK = 4095
+_NO_REPLACE, _EXCHANGE = 1, 2
+"""Flags of renameat2(2) (include/uapi/linux/fs.h)."""
 _BLOBS_AT_ONCE = 16 * 2**20
 """Bytes in the journal that the renaming of a folder takes along in one record."""
 
@@ -334,11 +336,14 @@ class Names:
         with self._engine.lock:
             folder, text = self._nodes.resolve(parent, name)
             new_folder, new_text = self._nodes.resolve(new_parent, new_name, new=True)
-            if flags & ~1:  # RENAME_NOREPLACE is 1; exchanging is not offered
+            if flags not in (0, _NO_REPLACE, _EXCHANGE):
                 raise OSError(errno.EINVAL, "these flags are not supported")
+            if flags == _EXCHANGE:
+                self._exchange_locked(folder, text, new_folder, new_text)
+                return
             state = self._nodes.expect(folder, text)
             target = self._nodes.look(new_folder, new_text, plain=True)
-            if target is not None and flags & 1:
+            if target is not None and flags == _NO_REPLACE:
                 raise OSError(errno.EEXIST, "the new name is there already")
             if target is not None and target.key == state.key:
                 return
@@ -387,32 +392,82 @@ class Names:
                 raise OSError(errno.ENOTDIR, "the new name is a file's")
             if self._view.names(target.key):
                 raise OSError(errno.ENOTEMPTY, "the folder of the new name is not empty")
-        node = self._tree.find(key)
-        inside = self._tree.below(node) if node is not None else []
-        unsettled = [n.open for n in inside if n.open is not None and n.draft is not None and n.draft.dirty]
+        inside = self._settled_locked(state)
+        below = self._pending_below_locked(key)
+        base = target.base if target is not None else self._view.remote_folder_base(new_folder.key, new_text)
+        remote = self._remote.take_below([key])[key]
+        move = self._plan_folder_move_locked(state, new_key, base, remote, below)
+        pendings = move.pendings + self._view.keep_folder(folder.key)
+        self._engine.record(pendings, drop=move.drop, blobs=move.blobs)
+        self._adopt_locked(inside, key, new_key, pendings)
+
+    def _exchange_locked(self, folder: Node, text: str, new_folder: Node, new_text: str) -> None:
+        """Give each of two files or folders the other's name, with all that lies below it, in one record."""
+        states = [self._nodes.expect(folder, text), self._nodes.expect(new_folder, new_text)]
+        names = [folder.key + text, new_folder.key + new_text]
+        if names[0] == names[1]:
+            return
+        for state, name in zip(states, reversed(names), strict=True):
+            if state.content is None and name.startswith(state.key):
+                raise OSError(errno.EINVAL, "a folder cannot change places with what lies in it")
+        inside = [self._settled_locked(state) for state in states]
+        folders = [state.key for state in states if state.content is None]
+        below = {key: self._pending_below_locked(key) for key in folders}
+        places = [(new_folder.key, new_text), (folder.key, text)]
+        bases = [
+            "" if state.content is not None else self._view.remote_folder_base(*place)
+            for state, place in zip(states, places, strict=True)
+        ]
+        remote = self._remote.take_below(folders)
+        moves = []
+        for state, name, base in zip(states, reversed(names), bases, strict=True):
+            if state.content is None:
+                key = state.key
+                moves.append(self._plan_folder_move_locked(state, f"{name}/", base, remote[key], below[key]))
+            else:
+                moves.append(self._plan_move_locked(state, name, base))
+        move = _merged(*moves)
+        self._engine.record(move.pendings, drop=move.drop, blobs=move.blobs)
+        for state, nodes, name in zip(states, inside, reversed(names), strict=True):
+            self._adopt_locked(nodes, state.key, name if state.content is not None else f"{name}/", move.pendings)
+        nodes = [self._nodes.make(folder, text, states[0]), self._nodes.make(new_folder, new_text, states[1])]
+        self._tree.exchange(*nodes)
+        for node in nodes:
+            node.ctime_ns = time.time_ns()
+            if not node.lookups and node.parent is not None:  # the kernel may have another inode under its name
+                self._nodes.on_stale(node.parent.ino, node.name)
+        self._nodes.touch(folder)
+        self._nodes.touch(new_folder)
+
+    def _settled_locked(self, state: State) -> list[Node]:
+        """Return the node of a file, or those below a folder, once what was written to them is pending."""
+        node = self._tree.find(state.key)
+        nodes = [] if node is None else self._tree.below(node) if node.is_folder else [node]
+        unsettled = [n.open for n in nodes if n.open is not None and n.draft is not None and n.draft.dirty]
         if unsettled:
             raise Needs(lambda: list(map(self._handles.settle, unsettled)))
+        return nodes
+
+    def _pending_below_locked(self, key: str) -> list[Pending]:
+        """Return what is pending below a folder, once one record can rename it."""
         overlay = self._engine.overlay
         below = [pending for k in overlay.below(key) if (pending := overlay.get(k)) is not None]
         logged = [pending for pending in below if pending.ready and isinstance(pending.content, Logged)]
         if sum(pending.size_bytes for pending in logged) > _BLOBS_AT_ONCE:
             raise Needs(lambda: self._spill(logged))
-        base = target.base if target is not None else self._view.remote_folder_base(new_folder.key, new_text)
-        remote = self._remote.take_below(key)
-        self._nodes.expect_short(new_key)
-        move = self._plan_move_below_locked(key, new_key, remote, below)
-        move.pendings.append(self._engine.plan_change(new_key, state.attributes, None, base=base))
-        deleted, dropped = self._view.plan_folder_deletion(key, state.base)
-        pendings = move.pendings + deleted + self._view.keep_folder(folder.key)
-        self._engine.record(pendings, drop=move.drop + dropped, blobs=move.blobs)
-        contents = {pending.key: pending for pending in pendings}
-        for child in inside:
-            if child.open is not None and (moved := contents.get(new_key + child.key[len(key) :])) is not None:
-                if self._nodes.is_another(child, moved.content):
-                    self._nodes.take_name(child)
-                    continue
-                child.open.base = moved.base
-                self._files.set_content(child.open, moved.content or Logged(0))
+        return below
+
+    def _adopt_locked(self, nodes: list[Node], key: str, new_key: str, pendings: list[Pending]) -> None:
+        """Have open files that are about to get other names go on with what was recorded under these."""
+        moved = {pending.key: pending for pending in pendings}
+        for node in nodes:
+            if node.open is None or (now := moved.get(new_key + node.key[len(key) :])) is None:
+                continue
+            if self._nodes.is_another(node, now.content):
+                self._nodes.take_name(node)
+                continue
+            node.open.base = now.base
+            self._files.set_content(node.open, now.content or Logged(0))
 
     def _plan_move_locked(self, state: State, new_key: str, base: str) -> _Move:
         """Return what is to be recorded for one object to have another key."""
@@ -422,6 +477,16 @@ class Names:
             blobs[new_key] = self._engine.blob(state.key)
         pendings, drop = self._engine.plan_deletion(state.key, base=state.base)
         return _Move([moved, *pendings], drop, blobs)
+
+    def _plan_folder_move_locked(
+        self, state: State, new_key: str, base: str, remote: dict[str, RemoteFile], below: list[Pending]
+    ) -> _Move:
+        """Return what is to be recorded for a folder to have another key, with all that lies below it."""
+        self._nodes.expect_short(new_key)
+        move = self._plan_move_below_locked(state.key, new_key, remote, below)
+        move.pendings.append(self._engine.plan_change(new_key, state.attributes, None, base=base))
+        deleted, dropped = self._view.plan_folder_deletion(state.key, state.base)
+        return _Move(move.pendings + deleted, move.drop + dropped, move.blobs)
 
     def _plan_move_below_locked(
         self, key: str, new_key: str, remote: dict[str, RemoteFile], below: list[Pending]
@@ -505,6 +570,17 @@ class Names:
         ready = old.ready if old is not None else True
         pending = self._engine.plan_change(state.key, attributes, state.content, base=state.base, ready=ready)
         self._engine.record([pending])
+
+
+def _merged(move: _Move, other: _Move) -> _Move:
+    """Put two moves together whose keys may be each other's: what one moves to a key replaces what the other takes away
+    from it."""
+    pendings = move.pendings + other.pendings
+    bases = {pending.key: pending.base for pending in pendings if pending.attributes is None}
+    changes = {p.key: replace(p, base=bases.get(p.key, p.base)) for p in pendings if p.attributes is not None}
+    deletions = [pending for pending in pendings if pending.attributes is None and pending.key not in changes]
+    drop = [key for key in move.drop + other.drop if key not in changes]
+    return _Move([*changes.values(), *deletions], drop, move.blobs | other.blobs)
 
 
 def _changed(attributes: Attributes, changes: Changes) -> Attributes:

@@ -207,6 +207,16 @@ class Tree:
         if old_parent is not None:
             self.rest(old_parent)
 
+    def exchange(self, node: Node, other: Node) -> None:
+        """Give each of two nodes the other's name."""
+        for each in (node, other):
+            _strike(each)
+        node.parent, node.name, other.parent, other.name = other.parent, other.name, node.parent, node.name
+        for each in (node, other):
+            if each.parent is not None:
+                self._name(each.parent, each.name, each)
+            self.rest(each)
+
     def unname(self, node: Node) -> None:
         """Take the name of a node whose file is deleted, or replaced by another one."""
         _strike(node)
