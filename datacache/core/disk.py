@@ -6,6 +6,7 @@ Pure system calls; they raise what the kernel says. Any thread.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import mmap
 import os
@@ -20,6 +21,52 @@ def write_all(fd: int, data: bytes | bytearray | memoryview, offset: int) -> Non
         if not count:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         rest, offset = rest[count:], offset + count
+
+
+_PIECE_BYTES = 1024 * 1024
+FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE, FALLOC_ZERO_RANGE = 0x01, 0x02, 0x10
+"""Modes of fallocate(2) (include/uapi/linux/falloc.h)."""
+_UNSUPPORTED = frozenset((errno.EOPNOTSUPP, errno.ENOSYS, errno.EXDEV, errno.EINVAL))
+_fallocate = ctypes.CDLL(None, use_errno=True).fallocate
+_fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+
+
+def allocate(fd: int, mode: int, offset: int, size: int) -> None:
+    """Do as fallocate(2). `OSError` EOPNOTSUPP where the file system cannot."""
+    while _fallocate(fd, mode, offset, size):
+        number = ctypes.get_errno()
+        if number != errno.EINTR:
+            raise OSError(number, os.strerror(number))
+
+
+def write_zeros(fd: int, start: int, stop: int) -> None:
+    """Write zeros from one offset up to another."""
+    zeros = memoryview(bytes(min(_PIECE_BYTES, max(0, stop - start))))
+    for offset in range(start, stop, _PIECE_BYTES):
+        write_all(fd, zeros[: stop - offset], offset)
+
+
+def copy_range(source_fd: int, start: int, fd: int, offset: int, size: int) -> int:
+    """Copy bytes of one file into another, by copy_file_range(2) where their file system can; return how many. Fewer
+    where the first one ends."""
+    copied, is_supported = 0, True
+    while copied < size:
+        if is_supported:
+            try:
+                count = os.copy_file_range(source_fd, fd, size - copied, start + copied, offset + copied)
+            except OSError as exc:
+                if exc.errno not in _UNSUPPORTED:
+                    raise
+                is_supported = False
+                continue
+        else:
+            data = os.pread(source_fd, min(_PIECE_BYTES, size - copied), start + copied)
+            write_all(fd, data, offset + copied)
+            count = len(data)
+        if not count:
+            break
+        copied += count
+    return copied
 
 
 def replace_file(path: Path, data: bytes, *, beside: Path | None = None, durable: bool = True) -> None:

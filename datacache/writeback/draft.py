@@ -9,11 +9,20 @@ system does.
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import time
 
-from datacache.core.disk import write_all
+from datacache.core.disk import (
+    FALLOC_KEEP_SIZE,
+    FALLOC_PUNCH_HOLE,
+    FALLOC_ZERO_RANGE,
+    allocate,
+    copy_range,
+    write_all,
+    write_zeros,
+)
 from datacache.core.errors import StagingError
 from datacache.writeback.engine import WriteBack
 from datacache.writeback.model import Attributes, Content, Staged, logged
@@ -87,6 +96,11 @@ class Draft:
             offset, size = offset + len(part), size - len(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
+    @property
+    def file(self) -> io.FileIO | None:
+        """Return the staged file, which who reads it keeps open; None of a draft in memory."""
+        return self._file
+
     def in_memory(self, end: int) -> bool:
         """Return whether a write up to this offset stays in memory."""
         return self._buffer is not None and end <= INLINE_BYTES
@@ -124,6 +138,54 @@ class Draft:
             if size < self.size:
                 self._engine.files.grow(self._number, size - self.size)
         self.size = size
+
+    def allocate(self, mode: int, offset: int, size: int) -> None:
+        """Do as fallocate(2): with 0 extend with zeros for which a staged file has room, with `FALLOC_PUNCH_HOLE` or
+        `FALLOC_ZERO_RANGE` put zeros into a range. Beyond the end, `FALLOC_KEEP_SIZE` allocates nothing."""
+        end = min(offset + size, self.size) if mode & FALLOC_KEEP_SIZE else offset + size
+        clears = bool(mode & (FALLOC_PUNCH_HOLE | FALLOC_ZERO_RANGE)) and offset < self.size
+        if end <= offset or not (clears or end > self.size):
+            return
+        if self._buffer is not None and end > INLINE_BYTES:
+            self._spill()
+        if self._buffer is not None:
+            if end > self.size:
+                self._buffer.extend(bytes(end - self.size))
+            if clears:
+                self._buffer[offset:end] = bytes(end - offset)
+        else:
+            if clears:
+                self._engine.tear(self._number, offset)
+            self._allocate_in_file(mode, offset, end, zeros_from=offset if clears else self.size)
+            if end > self.size:
+                self._engine.files.grow(self._number, end - self.size)
+        self.size = max(self.size, end)
+
+    def _allocate_in_file(self, mode: int, offset: int, end: int, *, zeros_from: int) -> None:
+        fd = self._fd()
+        try:
+            try:
+                allocate(fd, mode, offset, end - offset)
+            except OSError as exc:
+                if exc.errno not in (errno.EOPNOTSUPP, errno.ENOSYS):
+                    raise
+                write_zeros(fd, zeros_from, end)
+        except OSError:  # a disk that fills up has extended it by some of the zeros
+            os.ftruncate(fd, self.size)
+            raise
+
+    def copy(self, offset: int, source: io.FileIO, start: int, size: int) -> int:
+        """Write bytes of a file at an offset, into a staged file; return how many. Fewer where that file ends."""
+        if self._buffer is not None:
+            self._spill()
+        if offset < self.size:
+            self._engine.tear(self._number, offset)
+        copied = copy_range(source.fileno(), start, self._fd(), offset, size)
+        end = offset + copied
+        if copied and end > self.size:
+            self._engine.files.grow(self._number, end - self.size)
+            self.size = end
+        return copied
 
     def empty(self) -> None:
         """Begin anew with nothing: what was acknowledged stays as it is until this is settled."""

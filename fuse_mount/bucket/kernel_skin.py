@@ -41,6 +41,8 @@ _MOST_THREADS = 420
 _SWITCH_S = 0.0005
 """How long another thread may go on before it is this one's turn: a request waits for it, and an upload does not."""
 _RETRIED = frozenset((errno.EINTR, errno.ENOENT))  # ENOENT: it was withdrawn before it could be read
+_MOST_COPIED = 2**32 - 4096
+"""Bytes that the answer to a COPY_FILE_RANGE of before protocol 7.45 can tell."""
 _KICK_S = 0.02
 _STOP_S = 2.0
 _NAMES = {
@@ -50,6 +52,7 @@ _NAMES = {
     protocol.READ: "read", protocol.WRITE: "write", protocol.RELEASE: "release", protocol.FSYNC: "fsync",
     protocol.FLUSH: "flush", protocol.OPENDIR: "opendir", protocol.READDIR: "readdir", protocol.CREATE: "create",
     protocol.READDIRPLUS: "readdir", protocol.FSYNCDIR: "fsyncdir", protocol.TMPFILE: "create", protocol.LINK: "link",
+    protocol.FALLOCATE: "fallocate", protocol.COPY_FILE_RANGE: "copy", protocol.COPY_FILE_RANGE_64: "copy",
 }  # fmt: skip
 
 
@@ -212,6 +215,9 @@ class _Turn:
             protocol.TMPFILE: self._create_unnamed,
             protocol.READ: self._read,
             protocol.WRITE: self._write,
+            protocol.FALLOCATE: self._allocate,
+            protocol.COPY_FILE_RANGE: self._copy,
+            protocol.COPY_FILE_RANGE_64: self._copy,
             protocol.FLUSH: self._flush,
             protocol.FSYNC: self._fsync,
             protocol.RELEASE: self._release,
@@ -450,6 +456,17 @@ class _Turn:
         except (DatacacheError, OSError) as exc:
             self._step_aside()
             raise _ToldError(self._refusals.errno_of_write(handle, exc, len(data))) from exc
+
+    def _allocate(self, _ino: int) -> bytes:
+        asked = protocol.range_of(self._buffer)
+        self._do(self._files.allocate, asked.fh, asked.mode, asked.offset, asked.size)
+        return b""
+
+    def _copy(self, _ino: int) -> bytes:
+        asked, is_wide = protocol.copying(self._buffer), self._opcode == protocol.COPY_FILE_RANGE_64
+        size = asked.size if is_wide else min(asked.size, _MOST_COPIED)
+        copied = self._do(self._files.copy, asked.source, asked.start, asked.fh, asked.offset, size)
+        return protocol.copy_out(copied) if is_wide else protocol.write_out(copied)
 
     def _flush(self, _ino: int) -> bytes:
         handle = protocol.opened(self._buffer)

@@ -12,7 +12,7 @@ from fuse_mount.errno_map import FailureLog, errno_of
 _log = logging.getLogger("fuse_mount")
 _TOLD = frozenset((errno.EIO, errno.ESTALE, errno.ENOSPC, errno.EDQUOT))
 """Errnos of `BucketFs` that no program brings about by what it asks for."""
-_BY_HANDLE = frozenset(("read", "write", "flush", "fsync", "release"))
+_BY_HANDLE = frozenset(("read", "write", "fallocate", "copy", "flush", "fsync", "release"))
 """Requests of open files: ESTALE of these reaches a program, and so does that of a `setattr` with a handle, which has
 no path. For all others the kernel looks the path up again, once: if the object is replaced all the time, the program
 gets the second ESTALE, and status does not tell it."""

@@ -30,6 +30,7 @@ SETXATTR, GETXATTR, LISTXATTR, REMOVEXATTR, FLUSH, INIT = 21, 22, 23, 24, 25, 26
 OPENDIR, READDIR, RELEASEDIR, FSYNCDIR = 27, 28, 29, 30
 ACCESS, CREATE, INTERRUPT, DESTROY, FALLOCATE = 34, 35, 36, 38, 43
 BATCH_FORGET, READDIRPLUS, RENAME2, LSEEK, COPY_FILE_RANGE, TMPFILE, STATX = 42, 44, 45, 46, 47, 51, 52
+COPY_FILE_RANGE_64 = 53
 
 NOTIFY_INVAL_INODE, NOTIFY_INVAL_ENTRY = 2, 3
 """Have the kernel drop what it keeps of a file, or a name (enum fuse_notify_code)."""
@@ -38,7 +39,7 @@ UNANSWERED = frozenset((FORGET, BATCH_FORGET, INTERRUPT))
 """Requests that get no reply. INTERRUPT may be ignored: the reply to the request it means comes anyway."""
 
 MODIFYING = frozenset((SETATTR, SYMLINK, MKNOD, MKDIR, UNLINK, RMDIR, RENAME, LINK, WRITE, SETXATTR,
-REMOVEXATTR, CREATE, FALLOCATE, RENAME2, COPY_FILE_RANGE, TMPFILE))  # fmt: skip
+REMOVEXATTR, CREATE, FALLOCATE, RENAME2, COPY_FILE_RANGE, COPY_FILE_RANGE_64, TMPFILE))  # fmt: skip
 """Requests that would change something. The mount is read-only, so the kernel refuses most of them itself."""
 
 # --- flags of INIT ------------------------------------------------------------------------------------------
@@ -115,6 +116,9 @@ _LINK_IN = struct.Struct("<Q")  # oldnodeid
 _MKNOD_IN = struct.Struct("<III4x")  # mode rdev umask
 _RENAME_IN = struct.Struct("<Q")  # newdir
 _RENAME2_IN = struct.Struct("<QI4x")  # newdir flags
+_FALLOCATE_IN = struct.Struct("<QQQI4x")  # fh offset length mode
+_COPY_IN = struct.Struct("<QQQQQQ")  # fh_in off_in nodeid_out fh_out off_out len …
+_COPY_OUT = struct.Struct("<Q")  # bytes_copied
 _FORGET_IN = struct.Struct("<Q")  # nlookup
 _FORGET_ONE = struct.Struct("<QQ")  # nodeid nlookup
 # valid fh size lock_owner a/m/ctime a/m/ctimensec mode uid gid
@@ -358,6 +362,36 @@ def renaming(buffer: bytearray, length: int, opcode: int) -> tuple[bytes, int, b
     return name, new_parent, new_name, flags[0] if flags else 0
 
 
+class Range(NamedTuple):
+    """A FALLOCATE's range of an open file, and its mode."""
+
+    fh: int
+    offset: int
+    size: int
+    mode: int
+
+
+def range_of(buffer: bytearray) -> Range:
+    """Return the body of a FALLOCATE."""
+    return Range(*_FALLOCATE_IN.unpack_from(buffer, IN_HEADER_BYTES))
+
+
+class Copying(NamedTuple):
+    """A copy from one open file to another."""
+
+    source: int
+    start: int
+    fh: int
+    offset: int
+    size: int
+
+
+def copying(buffer: bytearray) -> Copying:
+    """Return the body of a COPY_FILE_RANGE, of either width."""
+    source, start, _nodeid, fh, offset, size = _COPY_IN.unpack_from(buffer, IN_HEADER_BYTES)
+    return Copying(source, start, fh, offset, size)
+
+
 def forgotten(buffer: bytearray, opcode: int, ino: int) -> list[tuple[int, int]]:
     """Return (inode, count) of each that a FORGET or BATCH_FORGET names."""
     if opcode == FORGET:
@@ -375,6 +409,11 @@ def open_out(fh: int, flags: int = KEEP_CACHE) -> bytes:
 def write_out(size_bytes: int) -> bytes:
     """Return a struct fuse_write_out."""
     return _WRITE_OUT.pack(size_bytes)
+
+
+def copy_out(size_bytes: int) -> bytes:
+    """Return a struct fuse_copy_file_range_out: the answer to COPY_FILE_RANGE_64."""
+    return _COPY_OUT.pack(size_bytes)
 
 
 def encode_forget_pages(ino: int) -> bytes:

@@ -8,6 +8,7 @@ kernel's business, and waits for somebody at the other end.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import mmap
 import os
@@ -18,6 +19,8 @@ from typing import Any, NamedTuple, Protocol
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from datacache.core import disk
 
 NAMES = ["a", "b", "c d", "ü.pt", "日本", "x" * 255, "é" * 127 + "x", "e\u0301", "%41#?&+", "back\\slash", ".hidden"]
 TOO_LONG = "n" * 256
@@ -174,6 +177,18 @@ class Side:
     def ftruncate(self, slot: int, size: int) -> None:
         os.ftruncate(self.handles[slot], size)
 
+    def allocate(self, slot: int, mode: int, offset: int, size: int) -> None:
+        disk.allocate(self.handles[slot], mode, offset, size)
+
+    def copy(self, slot: int, start: int, to: int, offset: int, size: int) -> int:
+        """copy_file_range(2), until all is copied."""
+        copied = 0
+        while count := os.copy_file_range(
+            self.handles[slot], self.handles[to], size - copied, start + copied, offset + copied
+        ):
+            copied += count
+        return copied
+
     def fsync(self, slot: int) -> None:
         os.fsync(self.handles[slot])
 
@@ -198,6 +213,9 @@ class Side:
 
     def rename(self, path: str, to: str) -> None:
         os.rename(self.path(path), self.path(to))
+
+    def exchange(self, path: str, to: str) -> None:
+        exchange(self.path(path), self.path(to))
 
     def mkdir(self, path: str, mode: int) -> None:
         os.mkdir(self.path(path), mode)
@@ -299,6 +317,16 @@ def is_fifo(path: str) -> bool:
         return False
 
 
+_libc = ctypes.CDLL(None, use_errno=True)
+_AT_FDCWD, _EXCHANGE = -100, 2
+
+
+def exchange(path: str, to: str) -> None:
+    """renameat2(2) with RENAME_EXCHANGE."""
+    if _libc.renameat2(_AT_FDCWD, os.fsencode(path), _AT_FDCWD, os.fsencode(to), _EXCHANGE):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
 def exists(path: str) -> bool:
     """Whether a path leads somewhere."""
     return os.path.exists(path)
@@ -354,6 +382,8 @@ sizes = st.one_of(st.integers(0, 40), st.sampled_from([4096, 65_536, 65_537, 131
 modes = st.sampled_from([0o600, 0o644, 0o755, 0o700, 0o640, 0o1777, 0o4755, 0o2775])
 """The owner may read and write, so that the comparison also runs without root's rights."""
 times = st.one_of(st.integers(1, CLOCK_STARTS_NS - 1), st.just(1_234_567_890_123_456_789))
+_RENAMES = ["rename", "rename", "rename", "exchange"]
+KEEP_SIZE, PUNCH_HOLE, ZERO_RANGE = disk.FALLOC_KEEP_SIZE, disk.FALLOC_PUNCH_HOLE | 1, disk.FALLOC_ZERO_RANGE
 targets = st.sampled_from([*NAMES, ".", "a/b", "nowhere/b", "t" * 1000])
 open_flags = st.builds(
     lambda how, more: how | more,
@@ -375,6 +405,8 @@ class Comparison(RuleBasedStateMachine):
 
     keeps_folders = True
     """Whether the store has objects for folders, which keep the empty ones and their attributes."""
+    allocates = True
+    """Whether the subject has fallocate(2)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -440,14 +472,19 @@ class Comparison(RuleBasedStateMachine):
     @rule(
         action=st.sampled_from(
             ["write", "write", "write", "append", "append", "read", "read", "map_read", "map_write", "ftruncate",
-             "ftruncate", "fsync", "fstat", "fchmod", "close"]
+             "ftruncate", "allocate", "allocate", "copy", "copy", "fsync", "fstat", "fchmod", "close"]
         ),
         slot=slots,
+        other=slots,
+        start=offsets,
+        how=st.sampled_from([0, KEEP_SIZE, PUNCH_HOLE, ZERO_RANGE, ZERO_RANGE | KEEP_SIZE]),
         offset=offsets,
         size=sizes,
         mode=modes,
     )  # fmt: skip
-    def use_open_file(self, action: str, slot: int, offset: int, size: int, mode: int) -> None:
+    def use_open_file(
+        self, action: str, slot: int, other: int, start: int, how: int, offset: int, size: int, mode: int
+    ) -> None:
         handle = sorted(self.plain.handles)[slot % len(self.plain.handles)]
         match action:
             case "write" | "map_write":
@@ -456,6 +493,12 @@ class Comparison(RuleBasedStateMachine):
                 self.both(action, handle, self.fresh(size))
             case "read":
                 self.both(action, handle, offset, size)
+            case "allocate":
+                if self.allocates:
+                    self.both(action, handle, how, offset, size)
+            case "copy":
+                to = sorted(self.plain.handles)[other % len(self.plain.handles)]
+                self.both(action, handle, start, to, offset, size)
             case "ftruncate":
                 self.both(action, handle, size)
             case "fchmod":
@@ -491,14 +534,19 @@ class Comparison(RuleBasedStateMachine):
             case _:
                 self.both(action, path)
 
-    @rule(place=places, to=st.one_of(places, new_places), lot=st.integers(0, 5))
-    def rename(self, place: Place, to: Place, lot: int) -> None:
+    @rule(place=places, to=st.one_of(places, new_places), lot=st.integers(0, 5), action=st.sampled_from(_RENAMES))
+    def rename(self, place: Place, to: Place, lot: int, action: str) -> None:
         path, target = self.resolve(place), self.resolve(to)
         if lot == 5:
             target = f"{path}/{to.name}"  # into itself, or below a file
+        longest = max(self.longest_below(path, target), self.longest_below(target, path) if action == "exchange" else 0)
+        if longest < MAX_KEY_BYTES:
+            self.both(action, path, target)
+
+    def longest_below(self, path: str, target: str) -> int:
+        """Bytes of the longest path when what lies below one is below another."""
         below = [os.path.relpath(p, path) for p in walk(self.plain.root) if p.startswith(f"{path}/")]
-        if max((len(os.fsencode(f"{target}/{p}")) for p in below), default=0) < MAX_KEY_BYTES:
-            self.both("rename", path, target)
+        return max((len(os.fsencode(f"{target}/{p}")) for p in below), default=0)
 
     @rule(action=st.sampled_from(["unlink", "rmdir"]), place=places, folder=st.booleans())
     def remove(self, action: str, place: Place, folder: bool) -> None:

@@ -41,12 +41,12 @@ class Place:
         self.mount.mount()
         self.cases = itertools.count()
 
-    def compare(self, profile: settings, *, keeps_folders: bool = True) -> None:
+    def compare(self, profile: settings, *, keeps_folders: bool = True, allocates: bool = True) -> None:
         """Run the state machine."""
-        place, kept = self, keeps_folders
+        place, kept, allocating = self, keeps_folders, allocates
 
         class Machine(Comparison):
-            keeps_folders = kept
+            keeps_folders, allocates = kept, allocating
 
             def setting(self) -> tuple[Subject, Path]:
                 return place.mount, place.plain / f"case-{next(place.cases)}"
@@ -114,7 +114,7 @@ def test_a_mount_does_what_a_plain_directory_does(
     writable_rclone: RcloneS3, placed: Callable[..., Place], tmp_path: Path, fuse: str, sequences: int
 ) -> None:
     place = placed(writable_rclone, fuse=fuse)
-    place.compare(profile(sequences), keeps_folders=False)
+    place.compare(profile(sequences), keeps_folders=False, allocates=fuse == "kernel")
     place.look_from_elsewhere(tmp_path, keeps_folders=False)
 
 

@@ -30,7 +30,7 @@ _MIB = 2**20
 _GONE = "somebody else changed or deleted it in the bucket since"
 AddProgress = Callable[[int, bool], None]
 """Counts more bytes of an upload as in the bucket: sent now (True), or there from before."""
-_RENAMED = "it was renamed from {key}, which somebody else {what} before the rename had reached the bucket"
+_RENAMED = "it was renamed or copied from {key}, which somebody else {what} before that had reached the bucket"
 
 
 class Way:

@@ -7,9 +7,13 @@ files have a name is the caller's to know.
 from __future__ import annotations
 
 import errno
+import io
 import os
 import time
+from collections.abc import Callable
+from typing import TypeVar
 
+from datacache.core.disk import FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE, FALLOC_ZERO_RANGE
 from datacache.core.errors import ObjectChangedError, ObjectNotFoundError, StagingError
 from datacache.core.ids import BLOCK_BYTES, ObjectRef, block_id, block_length, object_id
 from datacache.writeback.draft import INLINE_BYTES, Draft
@@ -19,6 +23,9 @@ from datacache.writeback.model import Content, Logged, Staged, Stored
 from datacache.writeback.remote.bucket import Needs
 from fuse_mount.bucket.fs.tree import LOCAL, OpenFile
 
+T = TypeVar("T")
+_COPIED_AT_A_TIME = 64 * 2**20
+"""Bytes of one staged file that one request copies into another: the program may be interrupted in between."""
 QUICK_BYTES = 64 * 1024
 """Up to here a read or write of a local file is done at once, and not in a thread."""
 
@@ -39,14 +46,14 @@ class FileReader:
     """A staged file, or a clean copy of an object."""
 
     def __init__(self, fd: int) -> None:
-        self._fd = os.fdopen(fd, "rb", buffering=0)  # closed when the last read in a thread has ended
+        self.file = io.FileIO(fd, "rb")  # closed when the last read in a thread has ended
 
     def here(self, offset: int, size: int) -> bytes | None:
         return self.read(offset, size) if size <= QUICK_BYTES else None
 
     def read(self, offset: int, size: int) -> bytes:
         parts = []
-        while size > 0 and (part := os.pread(self._fd.fileno(), size, offset)):
+        while size > 0 and (part := os.pread(self.file.fileno(), size, offset)):
             parts.append(part)
             offset, size = offset + len(part), size - len(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
@@ -204,7 +211,7 @@ class OpenFiles:
         if draft is not None:
             if empty and draft.size:
                 if not file.io.acquire(blocking=False):
-                    raise Needs(lambda: _wait(file))
+                    raise Needs(lambda: wait_for_io(file))
                 try:
                     draft.empty()
                 finally:
@@ -327,8 +334,7 @@ class OpenFiles:
         file.node.cached = LOCAL
         end = offset + len(data)
         self._expect_room(file, end)
-        if not self._staged.make_room(max(0, end - draft.size)):
-            raise Needs(lambda: self._wait_for_room(end - draft.size, own_bytes=draft.size))
+        self._make_room(max(0, end - draft.size), own_bytes=draft.size)
         quick = draft.in_memory(end) or (not draft.in_memory(0) and len(data) <= QUICK_BYTES)
         if not quick or not file.io.acquire(blocking=False):
             raise Needs(lambda: self._write(file, offset, data), final=True)
@@ -345,6 +351,11 @@ class OpenFiles:
         return len(data)
 
     def _write(self, file: OpenFile, offset: int, data: bytes) -> int:
+        self._change(file, lambda draft: draft.write(offset, data), len(data))
+        return len(data)
+
+    def _change(self, file: OpenFile, change: Callable[[Draft], T], n_bytes: int) -> T:
+        """Change a draft's bytes, so many of them. Waits for room where the disk is full."""
         deadline = time.monotonic() + self.live.staging_wait_s
         self._engine.area.check()
         while True:
@@ -355,13 +366,76 @@ class OpenFiles:
                 with self._engine.lock:
                     draft.note_change()
                 try:
-                    draft.write(offset, data)
-                    file.unsettled_bytes += len(data)
-                    return len(data)
+                    found = change(draft)
+                    file.unsettled_bytes += n_bytes
+                    return found
                 except OSError as exc:
                     if exc.errno not in FULL:
                         raise
-            self._staged.wait_for_room(len(data), deadline - time.monotonic(), refused=True)
+            self._staged.wait_for_room(n_bytes, deadline - time.monotonic(), refused=True)
+
+    def allocate(self, file: OpenFile, mode: int, offset: int, size: int) -> None:
+        """Do as fallocate(2). What stays as it is, with `FALLOC_KEEP_SIZE` beyond the end, needs room and takes none.
+        The rest is done in a thread."""
+        if mode & ~(FALLOC_KEEP_SIZE | FALLOC_PUNCH_HOLE | FALLOC_ZERO_RANGE):
+            raise OSError(errno.EOPNOTSUPP, "a file's bytes cannot be moved within it")
+        self._expect_writable(file)
+        end, now = offset + size, file.size_bytes
+        clears = bool(mode & (FALLOC_PUNCH_HOLE | FALLOC_ZERO_RANGE)) and offset < now
+        grows = not mode & FALLOC_KEEP_SIZE and end > now
+        if clears or grows:
+            now = self.begin(file).size
+            file.node.cached = LOCAL
+        if mode & FALLOC_PUNCH_HOLE:
+            end = min(end, now)
+        if grows:
+            self._expect_room(file, end)
+        elif end > now and not file.nameless:
+            self._engine.usage.expect_room(end - now)
+        self._make_room(max(0, end - now), own_bytes=now)
+        if clears or grows:
+            n_bytes = (min(end, now) if mode & FALLOC_KEEP_SIZE else end) - offset
+            raise Needs(lambda: self._change(file, lambda d: d.allocate(mode, offset, size), n_bytes), final=True)
+
+    def copy(self, source: OpenFile, start: int, file: OpenFile, offset: int, size: int) -> int:
+        """Copy bytes of an open file, all of which it has, into one; return how many, perhaps fewer. In a thread."""
+        self._expect_writable(file)
+        draft = self.begin(file)
+        file.node.cached = LOCAL
+        staged = None if draft.in_memory(offset + min(size, BLOCK_BYTES)) else self._staged_file(source)
+        size = min(size, BLOCK_BYTES if staged is None else _COPIED_AT_A_TIME)
+        self._expect_room(file, offset + size)
+        self._make_room(max(0, offset + size - draft.size), own_bytes=draft.size)
+        if staged is not None:
+            raise Needs(lambda: self._change(file, lambda d: d.copy(offset, staged, start, size), size), final=True)
+        raise Needs(lambda: self._write(file, offset, self._read_now(source, start, size)), final=True)
+
+    def _staged_file(self, file: OpenFile) -> io.FileIO | None:
+        """Return the file of this node's disk that has a file's bytes, if there is one."""
+        if file.draft is not None:
+            return file.draft.file
+        if file.reader is None:
+            file.reader = self._reader(file)
+        return file.reader.file if isinstance(file.reader, FileReader) else None
+
+    def _read_now(self, file: OpenFile, offset: int, size: int) -> bytes:
+        while True:
+            try:
+                with self._engine.lock:
+                    return self.read(file, offset, size)
+            except Needs as needs:
+                found = needs.load()
+                if needs.final:
+                    return found  # type: ignore[return-value]
+
+    def _expect_writable(self, file: OpenFile) -> None:
+        if file.spoiled is not None:
+            raise file.spoiled
+        self.expect_current(file)
+
+    def _make_room(self, n_bytes: int, *, own_bytes: int) -> None:
+        if not self._staged.make_room(n_bytes):
+            raise Needs(lambda: self._wait_for_room(n_bytes, own_bytes=own_bytes))
 
     def truncate(self, file: OpenFile, size: int) -> None:
         """Cut an open file off, or extend it with zeros."""
@@ -372,7 +446,7 @@ class OpenFiles:
         if draft.size != size:
             self._expect_room(file, size)
             if not file.io.acquire(blocking=False):
-                raise Needs(lambda: _wait(file))
+                raise Needs(lambda: wait_for_io(file))
             try:
                 draft.truncate(size)
             finally:
@@ -408,6 +482,7 @@ class OpenFiles:
         self.charge(file)
 
 
-def _wait(file: OpenFile) -> None:
+def wait_for_io(file: OpenFile) -> None:
+    """Return when nobody is at a file's bytes."""
     with file.io:
         pass

@@ -16,8 +16,10 @@ from functools import partial
 from typing import NamedTuple
 
 from datacache.core.errors import DatacacheError, ObjectChangedError, ObjectNotFoundError, StagingFullError
+from datacache.writeback.draft import INLINE_BYTES
 from datacache.writeback.model import Logged, Pending, Stored, parent_of
 from datacache.writeback.remote.bucket import Needs
+from fuse_mount.bucket.fs.files import wait_for_io
 from fuse_mount.bucket.fs.nodes import Nodes
 from fuse_mount.bucket.fs.tree import Node, OpenFile
 
@@ -137,6 +139,54 @@ class Handles:
         """Write to an open file; return how much was written, which is all."""
         with self._engine.lock:
             return self._files.write(self._handles[handle].file, offset, data)
+
+    def allocate(self, handle: int, mode: int, offset: int, size: int) -> None:
+        """Do as fallocate(2) to an open file."""
+        with self._engine.lock:
+            self._files.allocate(self._handles[handle].file, mode, offset, size)
+
+    def copy(self, source_handle: int, start: int, handle: int, offset: int, size: int) -> int:
+        """Copy bytes of one open file into another one; return how many, perhaps fewer. A whole object that the bucket
+        has becomes what is pending under the other's key, as when it is renamed: its bytes stay where they are."""
+        with self._engine.lock:
+            source, file = self._handles[source_handle].file, self._handles[handle].file
+            size = min(size, source.size_bytes - start)
+            if size <= 0:
+                return 0
+            if not start and not offset and size == source.size_bytes and self._copy_by_key_locked(source, file):
+                return size
+            return self._files.copy(source, start, file, offset, size)
+
+    def _copy_by_key_locked(self, source: OpenFile, file: OpenFile) -> bool:
+        """Give an empty file the content of an open one, durable when the file is closed; return false where its bytes
+        have to be copied: small ones, and those that the bucket does not have."""
+        content = source.content
+        if source.draft is not None or source.nameless or not isinstance(content, Stored):
+            return False
+        if content.size_bytes <= INLINE_BYTES or file.size_bytes or file.node.is_gone or file.spoiled is not None:
+            return False
+        self._files.expect_current(file)
+        key = file.node.key
+        if content.key == source.node.key:
+            self._remote.expect_checked(content.key)
+            try:
+                if self._nodes.state_of(source.node).content != content:
+                    return False
+            except OSError:  # somebody else has replaced it
+                return False
+        self._engine.usage.expect_room(content.size_bytes)
+        attributes = (file.draft or file).attributes._replace(mtime_ns=time.time_ns())
+        if not file.io.acquire(blocking=False):
+            raise Needs(lambda: wait_for_io(file))
+        try:
+            file.ticket = self._engine.record([self._engine.plan_change(key, attributes, content, base=file.base)])
+            self._files.discard(file)
+        finally:
+            file.io.release()
+        file.attributes, file.unsettled_bytes = attributes, 0
+        file.node.cached = content.etag
+        self._files.set_content(file, content)
+        return True
 
     def truncate_locked(self, handle: int | None, size: int) -> bool:
         """Change an open file's size, if there is one of this handle; return whether there is."""
