@@ -313,7 +313,7 @@ _PAIRS = [
 
 
 @promise("Two files or folders exchange their names in one step (`RENAME_EXCHANGE`)")
-@pytest.mark.parametrize(("kind", "other"), _PAIRS, ids="-".join)
+@pytest.mark.parametrize(("kind", "other"), _PAIRS)
 def test_two_names_change_places_with_all_that_lies_below_them(
     opened: Open, bucket: Path, kind: str, other: str
 ) -> None:
