@@ -3,9 +3,9 @@
 Pure values, their form in the journal and as object metadata; used by all of `writeback` and by `fuse_mount/bucket/fs`.
 Keys are relative to the mount's prefix; a folder's key ends in a slash and stands for the marker object of that name.
 
-Attributes travel as object metadata under the names s3fs-fuse uses (`mode`, `uid`, `gid`, `mtime`), so each reads what
-the other wrote; `mtime` is in seconds with a fraction, which rclone reads and writes as well. s3fs-fuse has no name for
-the number of a device, which is `rdev` here: as the kernel's protocol has it, in 32 bits.
+Attributes travel as object metadata under the names s3fs-fuse uses (`mode`, `uid`, `gid`, `mtime`, `atime`), so each
+reads what the other wrote; times are in seconds with a fraction, and rclone reads and writes `mtime` as well. s3fs-fuse
+has no name for the number of a device, which is `rdev` here: as the kernel's protocol has it, in 32 bits.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from functools import lru_cache
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from datacache.core.errors import StagingError
 
+T = TypeVar("T")
 WRITER = "datacache-writer"
 """Metadata: `<staging area's id>-<version>-<hash of the key>` of the write an object came from. After a crash it tells
 a write of our own that was not recorded any more from somebody else's. Other tools keep it when they edit an object, so
@@ -49,6 +50,8 @@ class Attributes(NamedTuple):
     mtime_ns: int
     rdev: int = 0
     """Of a device: its number."""
+    atime_ns: int | None = None
+    """The time of access that somebody set; None: that of modification. Reading sets none."""
 
     @property
     def is_folder(self) -> bool:
@@ -60,10 +63,11 @@ class Attributes(NamedTuple):
 
     def to_metadata(self, writer: str = "") -> dict[str, str]:
         """Return the object metadata that says this."""
-        mtime = f"{Decimal(self.mtime_ns).scaleb(-9):.9f}"
-        found = {"mode": str(self.mode), "uid": str(self.uid), "gid": str(self.gid), "mtime": mtime}
+        found = {"mode": str(self.mode), "uid": str(self.uid), "gid": str(self.gid), "mtime": _seconds(self.mtime_ns)}
         if self.rdev:
             found["rdev"] = str(self.rdev)
+        if self.atime_ns is not None:
+            found["atime"] = _seconds(self.atime_ns)
         return found | {WRITER: writer} if writer else found
 
 
@@ -83,7 +87,12 @@ def read_attributes(metadata: Mapping[str, str], default: Attributes, size_bytes
         _number(metadata.get("gid"), default.gid),
         _time_ns(metadata.get("mtime"), default.mtime_ns),
         _number(metadata.get("rdev"), 0) if is_device else 0,
+        _time_ns(metadata.get("atime"), None),
     )
+
+
+def _seconds(time_ns: int) -> str:
+    return f"{Decimal(time_ns).scaleb(-9):.9f}"
 
 
 def _number(text: str | None, default: int) -> int:
@@ -91,7 +100,7 @@ def _number(text: str | None, default: int) -> int:
     return found if found < 2**32 - 1 else default  # all ones: no user, and no group
 
 
-def _time_ns(text: str | None, default: int) -> int:
+def _time_ns(text: str | None, default: T) -> int | T:
     if not text or len(text) > 40:
         return default
     try:

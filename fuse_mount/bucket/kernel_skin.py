@@ -347,14 +347,15 @@ class _Turn:
     def _setattr(self, ino: int) -> bytes:
         asked = protocol.fields_to_set(self._buffer)
         valid, now_ns = asked.valid, time.time_ns()
+        atime_ns = now_ns if valid & protocol.SET_ATIME_NOW else asked.atime_ns
+        mtime_ns = now_ns if valid & protocol.SET_MTIME_NOW else asked.mtime_ns
         changes = Changes(
             mode=asked.mode if valid & protocol.SET_MODE else None,
             uid=asked.uid if valid & protocol.SET_UID else None,
             gid=asked.gid if valid & protocol.SET_GID else None,
             size=asked.size if valid & protocol.SET_SIZE else None,
-            mtime_ns=(now_ns if valid & protocol.SET_MTIME_NOW else asked.mtime_ns)
-            if valid & protocol.SET_MTIME
-            else None,
+            atime_ns=atime_ns if valid & protocol.SET_ATIME else None,
+            mtime_ns=mtime_ns if valid & protocol.SET_MTIME else None,
             ctime_ns=asked.ctime_ns if valid & protocol.SET_CTIME else None,
         )
         handle = asked.fh if valid & protocol.SET_FH else None
@@ -520,6 +521,7 @@ class _Turn:
             attr.uid,
             attr.gid,
             attr.size_bytes,
+            attr.atime_ns,
             attr.mtime_ns,
             attr.ctime_ns,
             self._fs.live.ttl_s if attr.complete else 0.0,

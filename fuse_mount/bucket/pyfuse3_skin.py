@@ -171,7 +171,7 @@ class _Operations(pyfuse3.Operations):  # type: ignore[misc]
 
     @_request
     async def setattr(self, ino: int, attr: Any, fields: Any, fh: int | None, _ctx: Any) -> Any:
-        names = ("mode", "uid", "gid", "size", "mtime_ns", "ctime_ns")
+        names = ("mode", "uid", "gid", "size", "atime_ns", "mtime_ns", "ctime_ns")
         changed = [name for name in names if getattr(fields, f"update_{name.removesuffix('_ns')}")]
         changes = Changes(**{name: getattr(attr, f"st_{name}") for name in changed})
         return self._entry(await _answer(self._fs.names.setattr, ino, changes, fh))
@@ -334,7 +334,7 @@ class _Operations(pyfuse3.Operations):  # type: ignore[misc]
         entry.st_size = attr.size_bytes
         entry.st_blksize = 1 << 20
         entry.st_blocks = -(-attr.size_bytes // 512)
-        entry.st_mtime_ns = entry.st_atime_ns = attr.mtime_ns
+        entry.st_atime_ns, entry.st_mtime_ns = attr.atime_ns, attr.mtime_ns
         entry.st_ctime_ns = attr.ctime_ns
         entry.entry_timeout = entry.attr_timeout = self._fs.live.ttl_s if attr.complete else 0
         entry.generation = 0

@@ -66,8 +66,8 @@ WRITABLE_FLAGS |= WRITEBACK_CACHE | PARALLEL_DIROPS | MAX_PAGES
 
 # --- flags of requests and answers --------------------------------------------------------------------------
 
-SET_MODE, SET_UID, SET_GID, SET_SIZE, SET_MTIME, SET_FH, SET_MTIME_NOW, SET_CTIME = (
-    1 << bit for bit in (0, 1, 2, 3, 5, 6, 8, 10)
+SET_MODE, SET_UID, SET_GID, SET_SIZE, SET_ATIME, SET_MTIME, SET_FH, SET_ATIME_NOW, SET_MTIME_NOW, SET_CTIME = (
+    1 << bit for bit in (0, 1, 2, 3, 4, 5, 6, 7, 8, 10)
 )
 """FATTR_*: the fields of a SETATTR that count."""
 KEEP_CACHE = 1 << 1
@@ -261,6 +261,7 @@ class Details(NamedTuple):
     uid: int
     gid: int
     size_bytes: int
+    atime_ns: int
     mtime_ns: int
     ctime_ns: int
     valid_s: float
@@ -269,11 +270,12 @@ class Details(NamedTuple):
     """Of a device: its number."""
 
     def encode(self) -> bytes:
-        """Return a struct fuse_attr. Times of access are those of modification."""
-        size, (s, ns), (cs, cns) = self.size_bytes, divmod(self.mtime_ns, _NS), divmod(self.ctime_ns, _NS)
-        s, cs, blocks = s % 2**64, cs % 2**64, -(-size // 512)
+        """Return a struct fuse_attr."""
+        size, times_ns = self.size_bytes, (self.atime_ns, self.mtime_ns, self.ctime_ns)
+        seconds = [time_ns // _NS % 2**64 for time_ns in times_ns]
+        parts = [time_ns % _NS for time_ns in times_ns]
         owner = self.mode, self.links, self.uid, self.gid
-        return _ATTR.pack(self.ino, size, blocks, s, s, cs, ns, ns, cns, *owner, self.rdev, _BLOCK_BYTES, 0)
+        return _ATTR.pack(self.ino, size, -(-size // 512), *seconds, *parts, *owner, self.rdev, _BLOCK_BYTES, 0)
 
     def attr_out(self) -> bytes:
         """Return a struct fuse_attr_out."""
@@ -292,6 +294,7 @@ class FieldsToSet(NamedTuple):
     valid: int
     fh: int
     size: int
+    atime_ns: int
     mtime_ns: int
     ctime_ns: int
     mode: int
@@ -302,9 +305,11 @@ class FieldsToSet(NamedTuple):
 def fields_to_set(buffer: bytearray) -> FieldsToSet:
     """Return the body of a SETATTR."""
     fields = _SETATTR_IN.unpack_from(buffer, IN_HEADER_BYTES)
-    valid, fh, size, _owner, _atime, mtime, ctime, _atime_ns, mtime_ns, ctime_ns, mode, uid, gid = fields
-    mtime, ctime = (s - 2**64 if s >= 2**63 else s for s in (mtime, ctime))
-    return FieldsToSet(valid, fh, size, mtime * _NS + mtime_ns, ctime * _NS + ctime_ns, mode, uid, gid)
+    valid, fh, size, _owner, *times, mode, uid, gid = fields
+    atime_ns, mtime_ns, ctime_ns = (
+        (s - 2**64 if s >= 2**63 else s) * _NS + ns for s, ns in zip(times[:3], times[3:], strict=True)
+    )
+    return FieldsToSet(valid, fh, size, atime_ns, mtime_ns, ctime_ns, mode, uid, gid)
 
 
 def owner_of(buffer: bytearray) -> tuple[int, int]:

@@ -181,6 +181,26 @@ def test_a_fifo_works_and_devices_have_their_numbers(mounter: BucketMounter, fus
     assert (mounter.bucket / "renamed").read_bytes() == b""
 
 
+@promise("A time of access that somebody set is kept")
+@pytest.mark.parametrize("fuse", ["kernel", "pyfuse3"])
+def test_a_time_of_access_that_was_set_is_kept(mounter: BucketMounter, fuse: str) -> None:
+    settings = replace(mounter.settings, fuse=fuse)
+    mounter(settings=settings)
+    path, other, link = (mounter.target / name for name in ("file", "other", "link"))
+    for each in (path, other):
+        each.write_bytes(b"x")
+    link.symlink_to("file")
+    os.utime(path, ns=(10**9 + 5, 2 * 10**9 + 7))
+    os.utime(link, ns=(3 * 10**9, 4 * 10**9), follow_symlinks=False)
+    mounter.unmount()
+    mounter(settings=settings)
+    assert (path.stat().st_atime_ns, path.stat().st_mtime_ns) == (10**9 + 5, 2 * 10**9 + 7)
+    assert (link.lstat().st_atime_ns, link.lstat().st_mtime_ns) == (3 * 10**9, 4 * 10**9)
+    assert path.read_bytes() == b"x"
+    assert path.stat().st_atime_ns == 10**9 + 5
+    assert other.stat().st_atime_ns == other.stat().st_mtime_ns
+
+
 def _facts(path: Path) -> dict[str, int]:
     found = path.stat()
     names = ("ino", "mode", "uid", "gid", "size", "mtime_ns", "ctime_ns")

@@ -40,6 +40,7 @@ class Changes:
     uid: int | None = None
     gid: int | None = None
     size: int | None = None
+    atime_ns: int | None = None
     mtime_ns: int | None = None
     ctime_ns: int | None = None
     """When the kernel saw the change; None: now. With its write-back cache it tells us late of what it has changed."""
@@ -535,7 +536,7 @@ class Names:
         with self._engine.lock:
             node = self._tree.get(ino)
             state = self._nodes.state_of(node)
-            if node.open is not None and replace(changes, mtime_ns=None, ctime_ns=None) != Changes():
+            if node.open is not None and replace(changes, atime_ns=None, mtime_ns=None, ctime_ns=None) != Changes():
                 self._files.expect_current(node.open)  # times are sent by the kernel when somebody only reads, too
             if changes.size is not None:
                 if state.content is None:
@@ -592,4 +593,5 @@ def _changed(attributes: Attributes, changes: Changes) -> Attributes:
         uid=attributes.uid if changes.uid is None else changes.uid,
         gid=attributes.gid if changes.gid is None else changes.gid,
         mtime_ns=attributes.mtime_ns if changes.mtime_ns is None else changes.mtime_ns,
+        atime_ns=attributes.atime_ns if changes.atime_ns is None else changes.atime_ns,
     )

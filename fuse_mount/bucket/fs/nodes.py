@@ -38,6 +38,7 @@ class Attr(NamedTuple):
     complete: bool = True
     """False where more is known only when the name is looked up."""
     rdev: int = 0
+    atime_ns: int = 0
     """Of a device: its number."""
 
 
@@ -131,8 +132,9 @@ class Nodes:
         mtime_ns = max(node.mtime_ns, kept.mtime_ns)
         ctime_ns = max(node.ctime_ns, mtime_ns)
         links = 0 if node.is_gone else 1
+        atime_ns = mtime_ns if kept.atime_ns is None else kept.atime_ns
         owner = kept.uid, kept.gid
-        return Attr(node.ino, kept.mode, *owner, size, mtime_ns, ctime_ns, links, state.complete, kept.rdev)
+        return Attr(node.ino, kept.mode, *owner, size, mtime_ns, ctime_ns, links, state.complete, kept.rdev, atime_ns)
 
     def attr_now(self, node: Node) -> Attr:
         """Return the answer to stat(2) for a node as it is now."""
