@@ -459,7 +459,7 @@ class _Turn:
             raise _ToldError(self._refusals.errno_of_write(handle, exc, len(data))) from exc
 
     def _allocate(self, _ino: int) -> bytes:
-        asked = protocol.range_of(self._buffer)
+        asked = protocol.allocation(self._buffer)
         self._do(self._files.allocate, asked.fh, asked.mode, asked.offset, asked.size)
         return b""
 

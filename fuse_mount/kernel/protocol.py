@@ -367,7 +367,7 @@ def renaming(buffer: bytearray, length: int, opcode: int) -> tuple[bytes, int, b
     return name, new_parent, new_name, flags[0] if flags else 0
 
 
-class Range(NamedTuple):
+class Allocation(NamedTuple):
     """A FALLOCATE's range of an open file, and its mode."""
 
     fh: int
@@ -376,9 +376,9 @@ class Range(NamedTuple):
     mode: int
 
 
-def range_of(buffer: bytearray) -> Range:
+def allocation(buffer: bytearray) -> Allocation:
     """Return the body of a FALLOCATE."""
-    return Range(*_FALLOCATE_IN.unpack_from(buffer, IN_HEADER_BYTES))
+    return Allocation(*_FALLOCATE_IN.unpack_from(buffer, IN_HEADER_BYTES))
 
 
 class Copying(NamedTuple):
