@@ -310,7 +310,7 @@ def _expect_no_fifo(path: str) -> None:
 
 
 def is_fifo(path: str) -> bool:
-    """Whether a path leads to a FIFO."""
+    """Return whether a path leads to a FIFO."""
     try:
         return stat.S_ISFIFO(os.stat(path).st_mode)
     except OSError:
@@ -406,7 +406,7 @@ class Comparison(RuleBasedStateMachine):
     keeps_folders = True
     """Whether the store has objects for folders, which keep the empty ones and their attributes."""
     allocates = True
-    """Whether the subject has fallocate(2)."""
+    """Tells whether the subject has fallocate(2)."""
 
     def __init__(self) -> None:
         super().__init__()
