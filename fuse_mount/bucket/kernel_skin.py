@@ -90,7 +90,7 @@ class KernelSkin:
         session.answer_init(fd, writable=True)
         threading.Thread(target=self._forget_names, name="stale", daemon=True).start()
         try:
-            _Turn(self).take()
+            _Turn(self).run()
             self._ended.wait()
         finally:
             self._ended.set()
@@ -133,7 +133,7 @@ class KernelSkin:
             self._threads += 1
             self._working += 1
         try:
-            threading.Thread(target=_Turn(self).take, name="requests", daemon=True).start()
+            threading.Thread(target=_Turn(self).run, name="requests", daemon=True).start()
         except RuntimeError:  # no thread can be started: whoever is done first leads
             with self._lock:
                 self._threads -= 1
@@ -230,8 +230,16 @@ class _Turn:
             protocol.DESTROY: lambda _ino: b"",
         }
 
-    def take(self) -> None:
+    def run(self) -> None:
         """Read and answer requests, until the end."""
+        try:
+            self._take_turns()
+        except Exception:  # noqa: BLE001 - it ends here
+            # A defect. Nobody would lead, and all would wait for ever: the supervisor starts the next server.
+            _log.critical("a thread that answers requests has failed", exc_info=True)
+            os._exit(1)
+
+    def _take_turns(self) -> None:
         self._skin.leads()
         handlers = self._handlers
         while True:

@@ -38,8 +38,8 @@ class Attr(NamedTuple):
     complete: bool = True
     """False where more is known only when the name is looked up."""
     rdev: int = 0
-    atime_ns: int = 0
     """Of a device: its number."""
+    atime_ns: int = 0
 
 
 class Nodes:
