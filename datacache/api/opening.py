@@ -24,6 +24,7 @@ from datacache.settings import Settings, load_settings
 
 if TYPE_CHECKING:
     from datacache.shards.reader import Shards
+    from datacache.writeback.kept import Keeping
     from datacache.writeback.live import LiveBucket
 
 
@@ -182,6 +183,7 @@ def open_bucket(
     quota_bytes: int = 0,
     keep_quota: bool = False,
     direct: bool = False,
+    kept: Keeping | None = None,
 ) -> LiveBucket:
     """Open a bucket prefix to read and write it through its staging area, which belongs to this process until `close`.
 
@@ -189,8 +191,9 @@ def open_bucket(
     `ack="uploaded"` a write is acknowledged when it is in the bucket, with `"staged"` when it is durable in the staging
     area. Listings are used for `ttl_s`; files that stay open are uploaded every `upload_every_s`. There may be
     `quota_bytes` under the prefix (0: no quota; with `keep_quota` the one set last in this staging area goes before).
-    Nothing is asked of the store yet, unless there is a quota. `direct` reads objects from the store and never from the
-    node's cache, whose credentials belong to others. `StagingBusyError` where another mount has the area,
+    Nothing is asked of the store yet, unless there is a quota. With `kept`, what an earlier process left when it was
+    killed goes on, and uploading begins only with `uploader.start()`. `direct` reads objects from the store and never
+    from the node's cache, whose credentials belong to others. `StagingBusyError` where another mount has the area,
     `StagingError`, `UsageError`.
     """
     import socket
@@ -230,7 +233,7 @@ def open_bucket(
         stack.callback(journal.close)
         host = socket.gethostname()
         engine = WriteBack(
-            area, files, journal, bucket, prefix, memory=memory, host=host, uploads=settings.uploads, ack=ack
+            area, files, journal, bucket, prefix, memory=memory, host=host, uploads=settings.uploads, ack=ack, kept=kept
         )
         stack.pop_all()
         stack.callback(bucket.close)
@@ -241,7 +244,8 @@ def open_bucket(
         fetching = Fetching(engine, blocks)
         uploader = Uploader(engine, fetching, upload_every_s=upload_every_s, away_wait_s=settings.staging_wait_s)
         stack.callback(uploader.stop, 0.0)
-        uploader.start()
+        if kept is None:
+            uploader.start()
         live = LiveBucket(
             engine=engine,
             uploader=uploader,

@@ -158,7 +158,6 @@ class Claims:
                     engine.unrecord_locked(key)  # the deletion that the new file follows is done
             elif now is not None:
                 engine.settle_locked(now, etag if info is not None and not claim.torn else None)
-            engine.changed.notify_all()
 
     def _move_needs_locked(self, pending: Pending, etag: str) -> None:
         """Give keys that are to be copied from an object its new ETag, where only its attributes were changed."""
@@ -191,7 +190,6 @@ class Claims:
         """End a claim whose key was not uploaded. It stays pending."""
         with self._engine.lock:
             self._end_locked(claim)
-            self._engine.changed.notify_all()
 
     def lose(self, claim: Claim, reason: str) -> Conflict | None:
         """Give up a claimed key, and tell it as lost: the object that it was to be copied from is gone, and its bytes
@@ -239,7 +237,6 @@ class Claims:
             found = Conflict(key, kept_as, time.time(), reason)
             for watcher in engine.watchers:
                 watcher.note_moved(key, kept_as, theirs)
-            engine.changed.notify_all()
         if not is_loss:
             engine.conflict_log.append(found)
         _log.warning("%s: %s; %s", key, reason, f"ours is kept as {kept_as}" if kept_as else "ours is given up")

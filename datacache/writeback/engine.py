@@ -17,7 +17,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Protocol
@@ -29,6 +29,7 @@ from datacache.store.base import ObjectInfo
 from datacache.store.bucket import Bucket
 from datacache.writeback.conflicts import CONFLICT_MARK, CONFLICTS, ConflictLog
 from datacache.writeback.journal.journal import Change, Journal
+from datacache.writeback.kept import Item, Keeping, SectionLock
 from datacache.writeback.model import (
     KEPT,
     PENDING,
@@ -58,6 +59,9 @@ _log = logging.getLogger("datacache.writeback")
 _COMMIT_EVERY_S = 0.2
 """How long a change that nobody waits for stays in memory."""
 _RECORD_BYTES = 64 * 1024
+_GROUP, _DURABLE, _UNREADY, _HELD = "group", "durable", "unready", "held"
+"""Kinds of items that are kept for the next owner: what was recorded, up to which ticket it is durable, what is pending
+and not recorded, and which staged files drafts have open."""
 
 
 class Watcher(Protocol):
@@ -92,12 +96,13 @@ class WriteBack:
         host: str,
         uploads: int = 8,
         ack: str = "staged",
+        kept: Keeping | None = None,
     ) -> None:
+        """`kept` is where the area's last owner, if it was killed in the middle of its work, has left what goes on."""
         self.area, self.files, self.bucket, self.prefix = area, files, bucket, prefix
         self.memory, self.host, self.uploads, self.ack = memory, host, uploads, ack
-        self.lock = threading.RLock()
-        self.changed = threading.Condition(self.lock)
-        """Notified when something was finished, given up for now, or became pending."""
+        self.kept = kept or Keeping()
+        self.lock = SectionLock(self.kept)
         self.known = Known()
         memory.recall(self.known)
         self.overlay = Overlay(self.known.size_of)
@@ -112,6 +117,9 @@ class WriteBack:
         self._listeners: list[Callable[[Pending], None]] = []
         self._journal = journal
         self._uploads: dict[str, UploadState] = {}
+        self._recorded: deque[tuple[int, list[Change]]] = deque()  # groups that may not be durable yet, with tickets
+        self._changed: list[Item] = []  # for `kept`
+        self._kept_files: set[int] = set()  # that drafts of the last owner had open
         self._refs: dict[int, str] = {}  # staged file -> the key whose content it is
         self._held: dict[int, int] = {}  # staged file -> how many drafts have it open
         self._after: deque[tuple[int, Callable[[], None]]] = deque()  # what may happen once a ticket is durable
@@ -125,6 +133,7 @@ class WriteBack:
         self._wake = threading.Event()
         self._closing = False
         self._replay()
+        self.kept.watch(self)
         self._committer = threading.Thread(target=self._commit_lazily, name="writeback-commit", daemon=True)
         self._committer.start()
 
@@ -206,9 +215,13 @@ class WriteBack:
                 self._append_locked(changes)  # from here on nothing may fail
             released: set[int] = set()
             for key in drop:
-                self._release(self.overlay.drop(key), released)
+                old = self.overlay.drop(key)
+                self._note_unready(old, None)
+                self._release(old, released)
             for pending in pendings:
-                self._release(self.overlay.get(pending.key), released)
+                old = self.overlay.get(pending.key)
+                self._note_unready(old, pending)
+                self._release(old, released)
                 if isinstance(pending.content, Staged):
                     self._refs[pending.content.file] = pending.key
                 self.overlay.set(pending)
@@ -217,7 +230,6 @@ class WriteBack:
             for number in released.difference(self._refs):
                 if number not in self._held:
                     self._do_later(partial(self.files.remove, number))
-            self.changed.notify_all()
             return self._ticket
 
     def blob(self, key: str) -> bytes:
@@ -244,6 +256,9 @@ class WriteBack:
             self.files.set_journal_bytes(self._journal.size_bytes)
             with self.lock:
                 self._durable = max(self._durable, wanted)
+                while self._recorded and self._recorded[0][0] <= self._durable:
+                    self._recorded.popleft()
+                self._changed.append((_DURABLE, self._durable))
             if self.losses.settle(self._durable):
                 self.losses.save()
         with self.lock:
@@ -255,6 +270,11 @@ class WriteBack:
                 action()
             except StagingError as exc:  # what is durable is acknowledged all the same, and the next start deletes it
                 _log.warning("a file that is not needed any more stays: %s", exc)
+
+    @property
+    def last_ticket(self) -> int:
+        """Return the ticket of all changes so far."""
+        return self._ticket
 
     def is_durable(self, ticket: int) -> bool:
         """Return whether a change is durable."""
@@ -288,8 +308,17 @@ class WriteBack:
 
     def _append_locked(self, changes: list[Change]) -> int:
         self._ticket = self._journal.append(changes)
+        self._recorded.append((self._ticket, changes))
+        self._changed.append((_GROUP, self._ticket, [tuple(change) for change in changes]))
         self._wake.set()
         return self._ticket
+
+    def _note_unready(self, old: Pending | None, new: Pending | None) -> None:
+        """Keep what is pending of a key and not recorded."""
+        if new is not None and not new.ready:
+            self._changed.append((_UNREADY, new.key, encode_pending(new), new.touched))
+        elif old is not None and not old.ready:
+            self._changed.append((_UNREADY, old.key, None, False))
 
     def _release(self, old: Pending | None, released: set[int]) -> None:
         """Take note that a key's old content is not its content any more."""
@@ -321,6 +350,7 @@ class WriteBack:
         with self.lock:
             fd = self.files.open(number)
             self._held[number] = self._held.get(number, 0) + 1
+            self._changed.append((_HELD, number, True))
             return fd
 
     def free(self, number: int) -> None:
@@ -329,6 +359,7 @@ class WriteBack:
             self._held[number] -= 1
             if not self._held[number]:
                 del self._held[number]
+                self._changed.append((_HELD, number, False))
                 if number not in self._refs:
                     self._do_later(partial(self.files.remove, number))
 
@@ -411,9 +442,56 @@ class WriteBack:
         if state is not None:
             self.commit(ticket)
 
+    # --- what is kept for the next owner -----------------------------------------------------------------------------
+
+    def take_changed(self) -> list[Item]:
+        """See `kept.Source`."""
+        changed, self._changed = self._changed, []
+        return changed
+
+    def everything(self) -> Iterator[Item]:
+        """See `kept.Source`."""
+        for ticket, changes in self._recorded:
+            yield _GROUP, ticket, [tuple(change) for change in changes]
+        for pending in self.overlay:
+            if not pending.ready:
+                yield _UNREADY, pending.key, encode_pending(pending), pending.touched
+        for number in self._held:
+            yield _HELD, number, True
+
+    def _take_up(self) -> list[Pending]:
+        """Record again what the last owner had recorded and perhaps not made durable, and return what it had pending
+        and not recorded."""
+        groups: deque[tuple[int, list[Change]]] = deque()
+        unready: dict[str, Pending] = {}
+        for kind, *item in self.kept.items():
+            if kind == _GROUP:
+                groups.append((item[0], [Change(*change) for change in item[1]]))
+            elif kind == _DURABLE:
+                while groups and groups[0][0] <= item[0]:
+                    groups.popleft()
+            elif kind == _UNREADY:
+                key, header, touched = item
+                unready.pop(key, None)
+                if header is not None:
+                    unready[key] = replace(decode_pending(key, header, 0), ready=False, touched=touched)
+            elif kind == _HELD:
+                (self._kept_files.add if item[1] else self._kept_files.discard)(item[0])
+        for _, changes in groups:
+            self._append_locked(changes)
+        return list(unready.values())
+
+    def end_taking_up(self) -> None:
+        """Let go of files that the last owner's drafts had open, and nobody has by now."""
+        with self.lock:
+            kept, self._kept_files = self._kept_files, set()
+            for number in kept.difference(self._refs, self._held):
+                self._do_later(partial(self.files.remove, number))
+
     # --- start and end -----------------------------------------------------------------------------------------------
 
     def _replay(self) -> None:
+        unready = self._take_up()
         files: set[int] = set()
         written: list[tuple[Pending, Staged]] = []
         for key, header, blob_bytes in self._journal.records():
@@ -433,7 +511,10 @@ class WriteBack:
             self.overlay.set(pending)
         for pending, content in written:
             self.overlay.set(self._measured(pending, content))
-        self.files.purge(files)
+        for pending in unready:
+            self._version = max(self._version, pending.version)
+            self.overlay.set(pending)
+        self.files.purge(files | self._kept_files)
 
     def _measured(self, pending: Pending, content: Staged) -> Pending:
         """Return it with its file's size: what was written after the last acknowledgement may be there as well."""

@@ -26,6 +26,7 @@ from datacache.writeback.remote.bucket import Needs
 from fuse_mount.bucket.fs.bucket_fs import BucketFs
 from fuse_mount.bucket.fs.names import Changes
 from fuse_mount.bucket.fs.nodes import LONGEST_NAME, Attr
+from fuse_mount.bucket.fs.notes import Done
 from fuse_mount.bucket.refusals import Refusals
 from fuse_mount.errno_map import FailureLog
 from fuse_mount.kernel import protocol, session
@@ -45,6 +46,13 @@ _MOST_COPIED = 2**32 - 4096
 """Bytes that the answer to a COPY_FILE_RANGE of before protocol 7.45 can tell."""
 _KICK_S = 0.02
 _STOP_S = 2.0
+_DURABLE = frozenset(
+    (
+        protocol.SYMLINK, protocol.MKDIR, protocol.UNLINK, protocol.RMDIR, protocol.RENAME, protocol.RENAME2,
+        protocol.MKNOD, protocol.LINK,
+    )
+)  # fmt: skip
+"""Requests that are answered when what they have changed is durable."""
 _NAMES = {
     protocol.LOOKUP: "lookup", protocol.GETATTR: "getattr", protocol.SETATTR: "setattr", protocol.READLINK: "readlink",
     protocol.SYMLINK: "symlink", protocol.MKNOD: "mknod", protocol.MKDIR: "mkdir", protocol.UNLINK: "unlink",
@@ -230,8 +238,14 @@ class _Turn:
             protocol.DESTROY: lambda _ino: b"",
         }
 
+    @property
+    def unique(self) -> int:
+        """See `notes.Request`."""
+        return self._unique & ~protocol.UNIQUE_RESEND
+
     def run(self) -> None:
         """Read and answer requests, until the end."""
+        self._fs.notes.serve(self)
         try:
             self._take_turns()
         except Exception:  # noqa: BLE001 - it ends here
@@ -253,6 +267,8 @@ class _Turn:
                 self._skin.end()
                 return
             handler = handlers.get(self._opcode)
+            if self._unique & protocol.UNIQUE_RESEND:
+                handler = self._again_of(handler)
             if handler is not None:
                 try:
                     body, error = handler(ino), 0
@@ -304,6 +320,27 @@ class _Turn:
         asked = protocol.fields_to_set(self._buffer) if self._opcode == protocol.SETATTR else None
         has_handle = asked is not None and bool(asked.valid & protocol.SET_FH)
         return self._refusals.errno_of(_NAMES.get(self._opcode, ""), exc, has_handle=has_handle)
+
+    # --- requests that are sent again -----------------------------------------------------------------------------
+
+    def _again_of(self, handler: Callable[[int], Body] | None) -> Callable[[int], Body] | None:
+        """Return what answers a request that an earlier server had read: with the result, where that has done it."""
+        if self._opcode in (protocol.RELEASE, protocol.FLUSH) and not self._files.knows(protocol.opened(self._buffer)):
+            return lambda _ino: b""
+        done = self._fs.notes.take_done(self.unique)
+        return handler if done is None else lambda _ino: self._result_of(done)
+
+    def _result_of(self, done: Done) -> bytes:
+        body = b""
+        if done.ino and self._opcode not in (protocol.OPEN, protocol.OPENDIR):
+            body = self._entry(self._do(self._names.getattr, done.ino))
+        if self._opcode == protocol.MKNOD and done.handle:
+            if self._files.knows(done.handle):
+                self._close(done.handle)
+        elif done.handle:
+            flags = 0 if self._opcode == protocol.OPENDIR else protocol.KEEP_CACHE
+            body += protocol.open_out(done.handle, flags)
+        return self._durably(body) if self._opcode in _DURABLE else body
 
     # --- waiting -------------------------------------------------------------------------------------------------
 
@@ -414,6 +451,7 @@ class _Turn:
         handle, (start, room) = protocol.opened(self._buffer), protocol.read_arguments(self._buffer)
         plus = self._opcode == protocol.READDIRPLUS
         records: list[bytes] = []
+        told: list[str] = []
         for number, entry in enumerate(self._do(self._names.readdir, handle, start), start + 1):
             name = os.fsencode(entry.name)
             room -= protocol.dirent_bytes(len(name)) + (protocol.ENTRY_OUT_BYTES if plus else 0)
@@ -426,6 +464,8 @@ class _Turn:
                 records.append(self._entry(attr))
                 ino = attr.ino
             records.append(protocol.dirent_packer(len(name))(ino, number, len(name), kind & 15, name))
+            told.append(entry.name)
+        self._names.note_told(handle, start, told)
         return b"".join(records)
 
     def _releasedir(self, _ino: int) -> bytes:

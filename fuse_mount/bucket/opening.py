@@ -15,6 +15,7 @@ from datacache.core.errors import DatacacheError, StoreUnavailableError
 from datacache.settings import Settings, format_bytes, load_settings
 from datacache.store.open import endpoint_of, open_backend
 from datacache.store.urls import split_url
+from datacache.writeback.kept import Keeping
 from datacache.writeback.live import LiveBucket
 from datacache.writeback.staging.area import areas
 from fuse_mount.bucket.areas import counted, lost_lines
@@ -27,8 +28,9 @@ _MEMORY = ("tmpfs", "ramfs")
 _log = logging.getLogger("fuse_mount")
 
 
-def open_live(config: BucketConfig, *, restarted: bool) -> tuple[LiveBucket, list[str]]:
+def open_live(config: BucketConfig, *, restarted: bool, kept: Keeping | None = None) -> tuple[LiveBucket, list[str]]:
     """Open the live bucket of a mount, and return it with what whoever mounts should know, which the log gets as well.
+    With `kept`, where what an earlier server left goes on, uploading is still to be begun.
 
     `StagingBusyError` names who has its staging area. A server that follows another one (`restarted`) has the quota
     that was set last, and looks at less.
@@ -50,6 +52,7 @@ def open_live(config: BucketConfig, *, restarted: bool) -> tuple[LiveBucket, lis
         quota_bytes=config.quota_bytes,
         keep_quota=restarted,
         direct=config.direct,
+        kept=kept,
     )
     try:
         status = live.status()

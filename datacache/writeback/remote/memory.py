@@ -25,6 +25,7 @@ from pathlib import Path
 
 from datacache.core.boot import boot_id
 from datacache.core.disk import replace_file
+from datacache.writeback.kept import SectionLock
 from datacache.writeback.model import Attributes
 from datacache.writeback.remote.known import ChangedWith, Known, RemoteFile, file_of
 
@@ -107,7 +108,7 @@ class RemoteMemory:
         with suppress(OSError):
             self._known_file.unlink()  # of what is not in it the next process would say that it is not there
 
-    def remember(self, known: Known, lock: threading.RLock) -> None:
+    def remember(self, known: Known, lock: SectionLock) -> None:
         """Write down what is known, which `lock` guards. May take long; `OSError` if it cannot be done. Any thread."""
         with self._writing:
             with lock:

@@ -18,6 +18,7 @@ import stat
 import time
 from collections.abc import Callable
 
+from datacache.core.errors import DatacacheError
 from datacache.store.base import ObjectInfo
 from datacache.writeback.conflicts import conflict_key
 from datacache.writeback.live import LiveBucket
@@ -25,8 +26,11 @@ from datacache.writeback.model import Attributes, Pending, Stored, name_of, pare
 from datacache.writeback.remote.bucket import RemoteView
 from fuse_mount.bucket.fs.files import OpenFiles
 from fuse_mount.bucket.fs.handles import Handles
+from fuse_mount.bucket.fs.kept import Kept
 from fuse_mount.bucket.fs.names import Names
 from fuse_mount.bucket.fs.nodes import Nodes
+from fuse_mount.bucket.fs.notes import Notes
+from fuse_mount.bucket.fs.tree import Tree
 from fuse_mount.bucket.fs.view import View
 
 _log = logging.getLogger("fuse_mount")
@@ -48,13 +52,25 @@ class BucketFs:
         self.remote = RemoteView(
             self.engine, ttl_s=live.ttl_s, file_attributes=file_attributes, folder_attributes=root_attributes
         )
-        self._nodes = Nodes(
-            OpenFiles(live), View(self.engine, self.remote), root_attributes=root_attributes, on_stale=on_stale
-        )
-        self._tree, self._files = self._nodes.tree, self._nodes.files
-        self.handles = Handles(self._nodes)
-        self.names = Names(self._nodes, self.handles)
-        self.engine.watch(self)
+        self.notes = Notes()
+        files, view = OpenFiles(live, self.notes), View(self.engine, self.remote)
+        self._nodes = Nodes(files, view, Tree(self.notes.changed), root_attributes=root_attributes, on_stale=on_stale)
+        self._tree, self._files = self._nodes.tree, files
+        self.handles = Handles(self._nodes, self.notes)
+        self.names = Names(self._nodes, self.handles, self.notes)
+        self.kept = Kept(self._nodes, self.handles, self.names, self.notes)
+        with self.engine.lock:
+            self._left = self.kept.restore()
+            self.engine.watch(self)
+
+    def finish_closing(self) -> None:
+        """Do what an earlier server had still to do for files that were closed. Waits."""
+        left, self._left = self._left, []
+        for settle in left:
+            try:
+                settle()
+            except (DatacacheError, OSError) as exc:
+                _log.warning("a file that was being closed could not be made durable: %s", exc)
 
     @property
     def is_quick(self) -> bool:

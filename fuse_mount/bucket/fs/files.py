@@ -21,6 +21,7 @@ from datacache.writeback.journal.segments import FULL
 from datacache.writeback.live import LiveBucket
 from datacache.writeback.model import Content, Logged, Staged, Stored
 from datacache.writeback.remote.bucket import Needs
+from fuse_mount.bucket.fs.notes import BYTES, WRITTEN, Notes
 from fuse_mount.bucket.fs.tree import LOCAL, OpenFile
 
 T = TypeVar("T")
@@ -94,8 +95,8 @@ Reader = BytesReader | FileReader | StoredReader
 class OpenFiles:
     """Reads and writes the bytes of open files."""
 
-    def __init__(self, live: LiveBucket) -> None:
-        self.live, self._engine, self._staged = live, live.engine, live.engine.files
+    def __init__(self, live: LiveBucket, notes: Notes) -> None:
+        self.live, self._engine, self._staged, self._notes = live, live.engine, live.engine.files, notes
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
@@ -157,34 +158,10 @@ class OpenFiles:
             file.reader = None
         file.content = content
 
-    def keep_readable(self, file: OpenFile) -> None:
-        """Have a file's bytes so that they can still be read when it has lost its name."""
-        if file.draft is not None or not file.handles:
-            return
-        content = file.content
-        if isinstance(content, Stored):
-            if file.reader is not None and not isinstance(file.reader, StoredReader):
-                return
-            fd = self._staged.open_clean(self._engine.prefix + content.key, content.etag)
-            if fd is None:
-                raise Needs(lambda: self._bring(file, content))
-            file.reader = FileReader(fd)
-        elif file.reader is None:
-            file.reader = self._reader(file)
-
-    def _bring(self, file: OpenFile, content: Stored) -> None:
-        number = self._fetch_stored(file, content)
-        if number is None:
-            return
-        try:
-            fd = self._staged.open(number)
-        finally:
-            self._staged.remove(number)
-        with self._engine.lock:
-            if file.content != content or not file.handles:
-                os.close(fd)
-                return
-            file.reader = FileReader(fd)
+    def keep_bytes(self, file: OpenFile) -> None:
+        """Have a file's bytes in a draft, for who has it open, before it loses its name."""
+        if file.draft is None and file.handles:
+            self._begin(file)
 
     def _fetch_stored(self, file: OpenFile, content: Stored) -> int | None:
         """Copy an object's bytes into a staged file; None if they lie somewhere else by now."""
@@ -216,25 +193,42 @@ class OpenFiles:
                     draft.empty()
                 finally:
                     file.io.release()
+                self._note_bytes(file, draft)
                 self.charge(file, 0)
             return draft
+        return self._begin(file, empty=empty)
+
+    def _begin(self, file: OpenFile, *, empty: bool = False) -> Draft:
         content = file.content
-        # What the kernel had gathered of a deleted file comes late: its bytes are where `keep_readable` has them, and
-        # only there.
-        kept = file.reader if file.nameless and not isinstance(file.reader, StoredReader) else None
         if empty:
             self._drop_fetched(file.fetched)
             draft = Draft(self._engine, file.attributes)
-        elif kept is not None or isinstance(content, Stored):
-            draft = self._of_fetched(file, kept)
+        elif isinstance(content, Stored):
+            draft = self._of_fetched(file, content)
         elif isinstance(content, Logged):
             draft = Draft(self._engine, file.attributes, self._blob(file))
         else:
             draft = Draft.of_staged(self._engine, file.attributes, content.file)
         file.fetched = file.reader = None
-        file.draft = draft
+        self.set_draft(file, draft)
         self.charge(file, draft.size)
         return draft
+
+    def set_draft(self, file: OpenFile, draft: Draft) -> None:
+        """Have a file changed in a draft from now on."""
+        file.draft = draft
+        self._note_bytes(file, draft)
+
+    def _note_bytes(self, file: OpenFile, draft: Draft) -> None:
+        """Keep the bytes of a draft in memory for the server's successor."""
+        blob = draft.blob()
+        if blob is not None:
+            self._notes.items.append((BYTES, file.node.ino, blob))
+
+    def _note_dirty(self, file: OpenFile, draft: Draft) -> None:
+        draft.note_change()
+        if not file.is_dirty:
+            file.is_dirty = True
 
     def wants_its_bytes(self, file: OpenFile, *, appends: bool) -> bool:
         """Return whether a file that is opened to be changed in part should have its bytes here before the first write.
@@ -255,28 +249,28 @@ class OpenFiles:
             return False
         if self._staged.clean(self._engine.prefix + content.key, content.etag) is not None:
             return False
-        # Only small ones are begun from the node's cache (see `_fetch_to_change`).
+        # Only small ones are begun from the node's cache (see `_fetch_bytes`).
         size = content.size_bytes
         return size > INLINE_BYTES or StoredReader(self.live, content).here(0, size) is None
 
-    def _of_fetched(self, file: OpenFile, kept: Reader | None) -> Draft:
-        """Begin a draft of an object's bytes, or of those of a deleted file."""
-        content, fetched = file.content, file.fetched
+    def _of_fetched(self, file: OpenFile, content: Stored) -> Draft:
+        """Begin a draft of an object's bytes."""
+        fetched = file.fetched
         if fetched is None or fetched[0] != content:
-            raise Needs(lambda: self._fetch(file, content, kept))
+            raise Needs(lambda: self._fetch(file, content))
         if isinstance(fetched[1], int):
             return Draft.of_staged(self._engine, file.attributes, fetched[1])
         return Draft(self._engine, file.attributes, fetched[1])
 
-    def _fetch(self, file: OpenFile, content: Content, kept: Reader | None) -> None:
-        """Bring bytes here that are to be changed in part. The kernel sends many writes at once: one of them fetches,
-        and the others find what it has brought, or that it failed."""
+    def _fetch(self, file: OpenFile, content: Stored) -> None:
+        """Bring bytes here that are to be changed in part, or kept. The kernel sends many writes at once: one of them
+        fetches, and the others find what it has brought, or that it failed."""
         with file.fetching:
             with self._engine.lock:
                 is_there = file.fetched is not None and file.fetched[0] == content
                 if is_there or file.draft is not None or file.spoiled is not None or file.content != content:
                     return
-            found = self._copy(file, kept) if kept is not None else self._fetch_to_change(file, content)
+            found = self._fetch_bytes(file, content)
             if found is None:
                 return
             with self._engine.lock:
@@ -287,21 +281,7 @@ class OpenFiles:
                     superseded = new
             self._drop_fetched(superseded)
 
-    def _copy(self, file: OpenFile, kept: Reader) -> bytes | int:
-        size = file.content.size_bytes
-        found: bytes | int | None
-        if size <= INLINE_BYTES:
-            found = kept.read(0, size)
-        else:
-            self._wait_for_room(size)
-            found = self.live.fetching.copy(lambda start, stop: kept.read(start, stop - start), size)
-        if found is None or (isinstance(found, bytes) and len(found) != size):
-            raise StagingError(f"the bytes of {file.node.key}, which was deleted, are cut short")
-        return found
-
-    def _fetch_to_change(self, file: OpenFile, content: Content) -> bytes | int | None:
-        if not isinstance(content, Stored):
-            return None
+    def _fetch_bytes(self, file: OpenFile, content: Stored) -> bytes | int | None:
         if content.size_bytes <= INLINE_BYTES:
             return self._read(file, content, StoredReader(self.live, content), 0, content.size_bytes)
         found = self._staged.take(self._engine.prefix + content.key, content.etag)
@@ -319,7 +299,7 @@ class OpenFiles:
         file.reader = None
         if file.draft is not None:
             file.draft.close()
-            file.draft = None
+            file.draft, file.is_dirty = None, False
             self.charge(file)
         self._drop_fetched(file.fetched)
         file.fetched = None
@@ -339,8 +319,10 @@ class OpenFiles:
         if not quick or not file.io.acquire(blocking=False):
             raise Needs(lambda: self._write(file, offset, data), final=True)
         try:
-            draft.note_change()
+            self._note_dirty(file, draft)
             draft.write(offset, data)
+            if draft.in_memory(0):
+                self._notes.items.append((WRITTEN, file.node.ino, offset, data))
             file.unsettled_bytes += len(data)
         except OSError as exc:
             if exc.errno not in FULL:
@@ -364,7 +346,7 @@ class OpenFiles:
                 if draft is None:
                     raise StagingError("the file was closed while it was written")
                 with self._engine.lock:
-                    draft.note_change()
+                    self._note_dirty(file, draft)
                 try:
                     found = change(draft)
                     file.unsettled_bytes += n_bytes
@@ -372,6 +354,10 @@ class OpenFiles:
                 except OSError as exc:
                     if exc.errno not in FULL:
                         raise
+                finally:
+                    with self._engine.lock:
+                        file.draft = draft  # noted: its bytes may lie in a file by now
+                        self._note_bytes(file, draft)
             self._staged.wait_for_room(n_bytes, deadline - time.monotonic(), refused=True)
 
     def allocate(self, file: OpenFile, mode: int, offset: int, size: int) -> None:
@@ -451,8 +437,9 @@ class OpenFiles:
                 draft.truncate(size)
             finally:
                 file.io.release()
+            self._note_bytes(file, draft)
             self.charge(file, size)
-        draft.note_change()
+        self._note_dirty(file, draft)
 
     def _wait_for_room(self, n_bytes: int, *, own_bytes: int = 0) -> None:
         self._staged.wait_for_room(n_bytes, self.live.staging_wait_s, own_bytes=own_bytes)

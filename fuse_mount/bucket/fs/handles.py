@@ -7,20 +7,21 @@ give back, waits, and is called in a thread without the lock. `files.py` has the
 from __future__ import annotations
 
 import errno
-import itertools
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple
 
 from datacache.core.errors import DatacacheError, ObjectChangedError, ObjectNotFoundError, StagingFullError
 from datacache.writeback.draft import INLINE_BYTES
+from datacache.writeback.kept import Item
 from datacache.writeback.model import Logged, Pending, Stored, parent_of
 from datacache.writeback.remote.bucket import Needs
 from fuse_mount.bucket.fs.files import wait_for_io
 from fuse_mount.bucket.fs.nodes import Nodes
+from fuse_mount.bucket.fs.notes import HANDLE, Notes
 from fuse_mount.bucket.fs.tree import Node, OpenFile
 
 _log = logging.getLogger("fuse_mount")
@@ -36,11 +37,37 @@ class Handle(NamedTuple):
 class Handles:
     """One mount's open files."""
 
-    def __init__(self, nodes: Nodes) -> None:
+    def __init__(self, nodes: Nodes, notes: Notes) -> None:
         self._nodes, self._tree, self._files, self._engine = nodes, nodes.tree, nodes.files, nodes.engine
         self._live, self._remote = nodes.files.live, nodes.view.remote
+        self._notes = notes
         self._handles: dict[int, Handle] = {}
-        self._numbers = itertools.count(1)
+        self._next = 1
+
+    # --- a server's successor ----------------------------------------------------------------------------------------
+
+    def everything(self) -> Iterator[Item]:
+        """Yield all handles, as they are noted. Under the lock."""
+        for number, handle in self._handles.items():
+            yield HANDLE, number, handle.file.node.ino, handle.writes
+
+    @property
+    def next_handle(self) -> int:
+        """Return the number of the next handle."""
+        return self._next
+
+    def restore(self, handles: dict[int, tuple[int, bool]], next_handle: int) -> list[Callable[[], None]]:
+        """Take up the handles that an earlier server has left, of files that are open; return what is left to be done,
+        without the lock, for files that were about to be closed."""
+        for number, (ino, writes) in handles.items():
+            file = self._tree.get(ino).open
+            if file is not None:
+                self._handles[number] = Handle(file, writes)
+                file.handles += 1
+                file.writers += writes
+        self._next = max(next_handle, max(handles, default=0) + 1)
+        left = [node.open for node in self._tree if node.open is not None and not node.open.handles]
+        return [partial(self.settle, file) for file in left]
 
     # --- opening -----------------------------------------------------------------------------------------------------
 
@@ -73,6 +100,7 @@ class Handles:
             if truncates:
                 self._files.truncate(file, 0)  # `Needs` where the file is still being closed: it stays what it is
             handle = self.add_locked(file, writes=writes)
+            self._notes.note_done(ino, handle)
             appends = bool(flags & os.O_APPEND)
             if fetches and writes and self._files.wants_its_bytes(file, appends=appends):
                 raise Needs(partial(self._begin_draft, handle), final=True)
@@ -122,11 +150,15 @@ class Handles:
 
     def add_locked(self, file: OpenFile, *, writes: bool) -> int:
         """Return a new handle of a file."""
-        handle = next(self._numbers)
-        self._handles[handle] = Handle(file, writes)
+        handle, self._next = self._next, self._next + 1
+        self._set(handle, Handle(file, writes))
         file.handles += 1
         file.writers += writes
         return handle
+
+    def _set(self, number: int, handle: Handle) -> None:
+        self._handles[number] = handle
+        self._notes.items.append((HANDLE, number, handle.file.node.ino, handle.writes))
 
     # --- reading and writing -----------------------------------------------------------------------------------------
 
@@ -195,7 +227,7 @@ class Handles:
             return False
         self._files.truncate(opened.file, size)
         if not opened.writes:  # open(2) with O_TRUNC, for reading: closing it is what acknowledges this
-            self._handles[handle] = Handle(opened.file, True)
+            self._set(handle, Handle(opened.file, True))
             opened.file.writers += 1
         return True
 
@@ -213,6 +245,10 @@ class Handles:
             with self._engine.lock:
                 file.handles -= 1
             self.close_if_unused(file)
+
+    def knows(self, handle: int) -> bool:
+        """Return whether a handle was not released."""
+        return handle in self._handles
 
     def is_small(self, handle: int) -> bool:
         """Return whether an open file's bytes go into the journal."""
@@ -297,6 +333,7 @@ class Handles:
         """Let go of a handle; return what is left to be done, in a thread."""
         with self._engine.lock:
             opened = self._handles.pop(handle)
+            self._notes.items.append((HANDLE, handle, 0, False))
             file = opened.file
             file.handles -= 1
             file.writers -= opened.writes
@@ -368,6 +405,7 @@ class Handles:
                 uncommitted = 0 if engine.is_durable(file.ticket) else file.uncommitted_bytes
                 file.ticket = engine.record([pending], blobs={key: blob} if blob else {})
                 draft.settled_changes = changes
+                file.is_dirty = draft.dirty
                 file.unsettled_bytes -= taken
                 file.uncommitted_bytes = min(uncommitted + taken, draft.size)
                 file.synced_at = time.monotonic()

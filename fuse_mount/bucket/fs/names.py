@@ -7,21 +7,22 @@ after a commit; a folder is renamed with all that lies below it in one record.
 from __future__ import annotations
 
 import errno
-import itertools
 import os
 import stat
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple
 
 from datacache.writeback.draft import Draft
+from datacache.writeback.kept import Item
 from datacache.writeback.model import Attributes, Logged, Pending, Stored
 from datacache.writeback.remote.bucket import Needs
 from datacache.writeback.remote.known import RemoteFile
 from fuse_mount.bucket.fs.handles import Handles
 from fuse_mount.bucket.fs.nodes import Attr, Nodes
+from fuse_mount.bucket.fs.notes import LISTING, ROOT_ATTRIBUTES, TOLD, Notes
 from fuse_mount.bucket.fs.tree import LOCAL, Node, OpenFile
 from fuse_mount.bucket.fs.view import FOLDER_BASE, State
 
@@ -58,8 +59,13 @@ class Listing:
     """One opendir(3)."""
 
     ino: int
-    entries: list[DirEntry]
+    entries: list[DirEntry] | None
+    """None where an earlier server has listed them: what is listed then comes after what the kernel was told."""
     was_read: bool = False
+    told: dict[int, str] = field(default_factory=dict)
+    """The names that the kernel was told, by the position behind each."""
+    skipped: int = 0
+    """The position of the first of `entries`."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +80,7 @@ class _Move:
 class Names:
     """One mount's names."""
 
-    def __init__(self, nodes: Nodes, handles: Handles) -> None:
+    def __init__(self, nodes: Nodes, handles: Handles, notes: Notes) -> None:
         self._nodes, self._handles, self._view, self._tree, self._files = (
             nodes,
             handles,
@@ -83,8 +89,29 @@ class Names:
             nodes.files,
         )
         self._engine, self._usage, self._remote = nodes.engine, nodes.engine.usage, nodes.view.remote
+        self._notes = notes
         self._listings: dict[int, Listing] = {}
-        self._numbers = itertools.count(1)
+        self._next = 1
+
+    # --- a server's successor ----------------------------------------------------------------------------------------
+
+    def everything(self) -> Iterator[Item]:
+        """Yield all listings, as they are noted. Under the lock."""
+        yield ROOT_ATTRIBUTES, tuple(self._nodes.root_attributes)
+        for handle, listing in self._listings.items():
+            yield LISTING, handle, listing.ino
+            for position, name in listing.told.items():
+                yield TOLD, handle, position - 1, [name]
+
+    @property
+    def next_listing(self) -> int:
+        """Return the handle of the next listing."""
+        return self._next
+
+    def restore(self, listings: dict[int, Listing], next_listing: int) -> None:
+        """Take up the listings that an earlier server has left."""
+        self._listings.update(listings)
+        self._next = max(next_listing, max(listings, default=0) + 1)
 
     # --- what the kernel looks up ------------------------------------------------------------------------------------
 
@@ -95,6 +122,7 @@ class Names:
             state = self._nodes.expect(folder, text)
             node = self._nodes.make(folder, text, state)
             self._tree.tell(node)
+            self._notes.note_done(node.ino)
             self._nodes.forget_old()
             return self._nodes.attr(node, state)
 
@@ -130,8 +158,10 @@ class Names:
         """Return a handle of what lies in a folder now, in order."""
         with self._engine.lock:
             entries = self._entries_locked(self._tree.get(ino))
-            handle = next(self._numbers)
+            handle, self._next = self._next, self._next + 1
             self._listings[handle] = Listing(ino, entries)
+            self._notes.items.append((LISTING, handle, ino))
+            self._notes.note_done(ino, handle)
             return handle
 
     def readdir(self, handle: int, start: int) -> list[DirEntry]:
@@ -139,10 +169,19 @@ class Names:
         `enter` is to be called for each that is taken."""
         with self._engine.lock:
             listing = self._listings[handle]
-            if not start and listing.was_read:
-                listing.entries = self._entries_locked(self._tree.get(listing.ino))
+            if listing.entries is None or (not start and listing.was_read):
+                last = listing.told.get(start, "")
+                entries = self._entries_locked(self._tree.get(listing.ino))
+                listing.entries, listing.skipped = [entry for entry in entries if entry.name > last], start
             listing.was_read = True
-            return listing.entries[start:]
+            return listing.entries[max(start - listing.skipped, 0) :]
+
+    def note_told(self, handle: int, start: int, names: list[str]) -> None:
+        """Keep that the kernel is told of these names, from a position on."""
+        with self._engine.lock:
+            listing = self._listings[handle]
+            listing.told.update(enumerate(names, start + 1))
+            self._notes.items.append((TOLD, handle, start, names))
 
     def enter(self, handle: int, entry: DirEntry) -> Attr:
         """Count that the kernel was told of an entry, and will `forget` it; return its attributes with an inode
@@ -163,7 +202,9 @@ class Names:
 
     def releasedir(self, handle: int) -> None:
         """Let go of a handle."""
-        self._listings.pop(handle, None)
+        with self._engine.lock:
+            self._listings.pop(handle, None)
+            self._notes.items.append((LISTING, handle, 0))
 
     def _entries_locked(self, node: Node) -> list[DirEntry]:
         if node.is_gone:
@@ -190,6 +231,7 @@ class Names:
                 except BaseException:  # `Needs`, or an error: the kernel is not told of it
                     self._tree.forget(node.ino, 1)
                     raise
+                self._notes.note_done(node.ino, handle)
                 return handle, self._nodes.attr(node, self._nodes.state_of(node) if node.draft is not None else old)
             self._usage.expect_room(1)  # who is to write nothing hears of it now, and not when it closes the file
             attributes = self._nodes.new_attributes(folder, stat.S_IFREG | stat.S_IMODE(mode), uid, gid)
@@ -216,9 +258,12 @@ class Names:
         node.cached = LOCAL
         file = node.open = OpenFile.of(node, state)
         file.is_unnamed = node.is_gone
-        file.draft = Draft(self._engine, state.attributes)
-        file.draft.changes = 1
-        return self._handles.add_locked(file, writes=True), self._nodes.attr_now(node)
+        draft = Draft(self._engine, state.attributes)
+        draft.changes, file.is_dirty = 1, True
+        self._files.set_draft(file, draft)
+        handle = self._handles.add_locked(file, writes=True)
+        self._notes.note_done(node.ino, handle)
+        return handle, self._nodes.attr_now(node)
 
     def link(self, ino: int, parent: int, name: bytes, gather: Callable[[], None]) -> Attr:
         """Give a file that was made without a name its only one. It is durable when this returns, with all that was
@@ -240,6 +285,8 @@ class Names:
             self._tree.rename(node, folder, text)
             file.is_unnamed = False
             node.ctime_ns = time.time_ns()
+            self._tree.tell(node)
+            self._notes.note_done(node.ino)
             self._nodes.touch(folder)
 
         gather()
@@ -252,7 +299,6 @@ class Names:
         with self._engine.lock:
             if node.is_gone:
                 raise OSError(errno.ENOENT, "it was closed meanwhile, or deleted")
-            self._tree.tell(node)
             return self._nodes.attr_now(node)
 
     def mkdir(self, parent: int, name: bytes, *, mode: int, uid: int, gid: int) -> Attr:
@@ -296,6 +342,7 @@ class Names:
     def _made_locked(self, folder: Node, name: str, *, is_folder: bool) -> Attr:
         node = self._tree.make(folder, name, is_folder=is_folder)
         self._tree.tell(node)
+        self._notes.note_done(node.ino)
         self._nodes.touch(folder)
         return self._nodes.attr_now(node)
 
@@ -311,6 +358,7 @@ class Names:
             self._nodes.detach(folder, text)
             pendings, drop = self._engine.plan_deletion(state.key, base=state.base)
             self._engine.record(pendings + self._view.keep_folder(folder.key), drop=drop)
+            self._notes.note_done()
             self._nodes.touch(folder)
 
     def rmdir(self, parent: int, name: bytes) -> None:
@@ -325,6 +373,7 @@ class Names:
             base = state.base or self._view.remote_folder_base(folder.key, text)
             pendings, drop = self._view.plan_folder_deletion(state.key, base)
             self._engine.record(pendings + self._view.keep_folder(folder.key), drop=drop)
+            self._notes.note_done()
             node = folder.child(text)
             if node is not None:
                 self._tree.unname(node)
@@ -341,6 +390,7 @@ class Names:
                 raise OSError(errno.EINVAL, "these flags are not supported")
             if flags == _EXCHANGE:
                 self._exchange_locked(folder, text, new_folder, new_text)
+                self._notes.note_done()
                 return
             state = self._nodes.expect(folder, text)
             target = self._nodes.look(new_folder, new_text, plain=True)
@@ -352,6 +402,7 @@ class Names:
                 self._rename_folder_locked(folder, state, new_folder, new_text, target)
             else:
                 self._rename_file_locked(folder, state, new_folder, new_text, target)
+            self._notes.note_done()
             node = folder.child(text)
             if node is not None:
                 node.ctime_ns = time.time_ns()
@@ -558,6 +609,7 @@ class Names:
     def _set_attributes_locked(self, node: Node, state: State, attributes: Attributes) -> None:
         if node is self._tree.root:
             self._nodes.root_attributes = attributes
+            self._notes.items.append((ROOT_ATTRIBUTES, tuple(attributes)))
             return
         if node.open is not None:
             node.open.attributes = attributes

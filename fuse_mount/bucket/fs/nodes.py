@@ -46,10 +46,15 @@ class Nodes:
     """One mount's inodes. `on_stale` gets a folder's inode number and a name that the kernel should forget."""
 
     def __init__(
-        self, files: OpenFiles, view: View, *, root_attributes: Attributes, on_stale: Callable[[int, str], None]
+        self,
+        files: OpenFiles,
+        view: View,
+        tree: Tree,
+        *,
+        root_attributes: Attributes,
+        on_stale: Callable[[int, str], None],
     ) -> None:
-        self.files, self.view, self.engine = files, view, view.engine
-        self.tree = Tree()
+        self.files, self.view, self.tree, self.engine = files, view, tree, view.engine
         self.root_attributes = root_attributes
         self.on_stale = on_stale
 
@@ -179,7 +184,7 @@ class Nodes:
         if node is None:
             return
         if node.open is not None:
-            self.files.keep_readable(node.open)
+            self.files.keep_bytes(node.open)
             self.files.take_name(node.open)
         self.tree.unname(node)
 

@@ -12,8 +12,9 @@ import errno
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from datacache.writeback.draft import Draft
 from datacache.writeback.model import Attributes, Content, Logged
@@ -29,6 +30,10 @@ MOST_RESTING = 50_000
 _LET_GO_AT_A_TIME = 4
 """One that rests takes the place of more than one, since a folder may rest in turn when its last file is let go of."""
 _OLD_AT_A_TIME = 256
+_KEPT_OF_FILES = frozenset(
+    ("attributes", "content", "base", "draft", "spoiled", "nameless", "is_unnamed", "replaced", "is_dirty")
+)
+"""Fields that the server's successor has to know (`kept.py`)."""
 LOCAL = "local"
 """For `Node.cached`: bytes that were written through this mount, which the kernel has seen itself."""
 
@@ -73,9 +78,16 @@ class OpenFile:
     """True until a file that was made without a name is given one."""
     replaced: bool = False
     """True once somebody else took the name away, while nothing was written here: nothing can be from now on."""
+    is_dirty: bool = False
+    """Whether the draft was changed since it was last settled, as far as the server's successor was told."""
     io: threading.Lock = field(default_factory=threading.Lock)
     """Guards the draft's bytes. Taken before the engine's lock, never the other way round (but for a try that does not
     wait)."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+        if name in _KEPT_OF_FILES:
+            self.node.changed.add(self)
 
     @classmethod
     def of(cls, node: Node, state: State) -> OpenFile:
@@ -92,6 +104,8 @@ class OpenFile:
 class Node:
     """One inode."""
 
+    changed: set[Node | OpenFile]
+    """Where it and its open file are put when something of them changes, for the server's successor."""
     ino: int
     parent: Node | None
     name: str
@@ -116,6 +130,10 @@ class Node:
         if self.is_folder:
             self.children = {}
 
+    def __setattr__(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+        self.changed.add(self)
+
     @property
     def key(self) -> str:
         """Return the key relative to the mount: '' for the root, with a trailing slash for other folders."""
@@ -137,11 +155,47 @@ class Node:
         return self.open.draft if self.open is not None else None
 
 
+class NodeRow(NamedTuple):
+    """What a server keeps of a node for its successor."""
+
+    parent: int
+    """0 for none."""
+    name: str
+    is_folder: bool
+    lookups: int
+    ctime_ns: int
+    mtime_ns: int
+    is_gone: bool
+    cached: str
+
+
+IN_MEMORY = -1
+"""For `FileRow.place`."""
+
+
+class FileRow(NamedTuple):
+    """What a server keeps of an open file for its successor. Values are such as `marshal` takes."""
+
+    attributes: tuple[Any, ...]
+    content: tuple[Any, ...]
+    """The name of its type, and its fields."""
+    base: str
+    place: int | None
+    """The number of the draft's staged file, or `IN_MEMORY`; None for no draft."""
+    is_dirty: bool
+    names: tuple[bool, bool, bool]
+    """`nameless`, `is_unnamed` and `replaced`."""
+    spoiled: tuple[int, str] | None
+    """Errno and text."""
+
+
 class Tree:
     """Nodes by inode number and by name."""
 
-    def __init__(self) -> None:
-        self.root = Node(ROOT, None, "", True)
+    def __init__(self, changed: set[Node | OpenFile]) -> None:
+        """`changed` gets nodes and open files when something of them changes."""
+        self._changed = changed
+        self.root = Node(changed, ROOT, None, "", True)
         self.root.lookups = 1
         self._nodes: dict[int, Node] = {ROOT: self.root}
         self._next = ROOT + 1
@@ -151,6 +205,39 @@ class Tree:
         """Those that only their names keep, in the order in which the kernel forgot them. None has children."""
         self._not_asked: OrderedDict[int, Node] = OrderedDict()
         """Files that the kernel knows and was not asked to forget, in the order in which it was told of them."""
+
+    # --- a server's successor ----------------------------------------------------------------------------------------
+
+    @property
+    def next_ino(self) -> int:
+        """Return the inode number of the next node."""
+        return self._next
+
+    def __iter__(self) -> Iterator[Node]:
+        return iter(self._nodes.values())
+
+    def __contains__(self, ino: int) -> bool:
+        return ino in self._nodes
+
+    def restore(self, rows: dict[int, NodeRow], next_ino: int) -> None:
+        """Take up the nodes that an earlier server has left, all but their open files."""
+        for ino, row in rows.items():
+            if ino != ROOT:
+                self._nodes[ino] = Node(self._changed, ino, None, row.name, row.is_folder, is_gone=row.is_gone)
+            node = self._nodes[ino]
+            node.lookups, node.ctime_ns, node.mtime_ns, node.cached = (
+                row.lookups,
+                row.ctime_ns,
+                row.mtime_ns,
+                row.cached,
+            )
+        for ino, row in rows.items():
+            node, node.parent = self._nodes[ino], self._nodes.get(row.parent)
+            if node.parent is not None and not node.is_gone:
+                self._name(node.parent, node.name, node)
+        self._next = max(next_ino, *self._nodes)
+        self._n_known = sum(node.lookups > 0 for node in self)
+        self._not_asked.update((node.ino, node) for node in self if node.lookups > 0 and not node.is_folder)
 
     # --- finding -----------------------------------------------------------------------------------------------------
 
@@ -184,14 +271,14 @@ class Tree:
             return node
         if node is not None:
             self.unname(node)
-        node = self._nodes[self._next] = Node(self._next, parent, name, is_folder)
+        node = self._nodes[self._next] = Node(self._changed, self._next, parent, name, is_folder)
         self._next += 1
         self._name(parent, name, node)
         return node
 
     def make_nameless(self) -> Node:
         """Make a file's node without a name."""
-        node = self._nodes[self._next] = Node(self._next, None, "", False, is_gone=True)
+        node = self._nodes[self._next] = Node(self._changed, self._next, None, "", False, is_gone=True)
         self._next += 1
         return node
 
@@ -279,6 +366,7 @@ class Tree:
 
     def _remove(self, node: Node) -> None:
         del self._nodes[node.ino]
+        self._changed.add(node)
         self._resting.pop(node.ino, None)
         _strike(node)
         if node.parent is not None:

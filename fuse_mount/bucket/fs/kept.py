@@ -1,0 +1,233 @@
+"""What the server of a read-write mount keeps for its successor, and how that takes it up: nodes, open files, handles.
+
+Part of `BucketFs`, under its lock. The parts note what they change (`notes.py`), and the log of `writeback.kept` takes
+it when a section ends. What is pending is the engine's to keep. Items, by their first value:
+
+    node, ino, parent, …    a node as it is now (`NodeRow`)
+    gone, ino               no node any more
+    file, ino, …            an open file as it is now
+    closed, ino             nobody has the file open any more
+    bytes, ino, data        all bytes of the draft of a file, where it is in memory
+    written, ino, at, data  bytes that were written into that draft
+    handle, n, ino, writes  a handle of an open file; ino 0: it is released
+    listing, n, ino         a handle of a folder; ino 0: it is released
+    told, n, at, names      names that the kernel was told from a position of a listing on
+    done, unique, ino, n, m a request that was done, with its result; the one of number m is answered
+    root, attributes        the root's attributes
+    next, ino, n, n         the next inode number, handle and listing
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from datacache.writeback.draft import Draft
+from datacache.writeback.kept import Item
+from datacache.writeback.model import Attributes, Content, Staged, Stored, logged
+from fuse_mount.bucket.fs.handles import Handles
+from fuse_mount.bucket.fs.names import Listing, Names
+from fuse_mount.bucket.fs.nodes import Nodes
+from fuse_mount.bucket.fs.notes import BYTES, DONE, HANDLE, LISTING, ROOT_ATTRIBUTES, TOLD, WRITTEN, Done, Notes
+from fuse_mount.bucket.fs.tree import IN_MEMORY, FileRow, Node, NodeRow, OpenFile
+from fuse_mount.errno_map import errno_of
+
+_NODE, _GONE, _FILE, _CLOSED, _NEXT = "node", "gone", "file", "closed", "next"
+
+
+class Kept:
+    """One mount's `Source` (see `writeback.kept`)."""
+
+    def __init__(self, nodes: Nodes, handles: Handles, names: Names, notes: Notes) -> None:
+        self._nodes, self.tree, self._engine = nodes, nodes.tree, nodes.engine
+        self._handles, self._names, self._notes = handles, names, notes
+        self._open: set[int] = set()  # inodes of files that the successor would find open
+
+    # --- keeping -----------------------------------------------------------------------------------------------------
+
+    def take_changed(self) -> list[Item]:
+        """See `writeback.kept.Source`."""
+        notes = self._notes
+        items, changed = notes.items, list(notes.changed)
+        notes.items = []
+        notes.changed.clear()
+        for each in changed:
+            if isinstance(each, OpenFile):
+                if each.node.open is each:
+                    items.append(self._file_item(each))
+                continue
+            items.append(_node_item(each) if each.ino in self.tree else (_GONE, each.ino))
+            if each.open is None and each.ino in self._open:
+                self._open.discard(each.ino)
+                items.append((_CLOSED, each.ino))
+        return items
+
+    def everything(self) -> Iterator[Item]:
+        """See `writeback.kept.Source`."""
+        self._open.clear()
+        yield _NEXT, self.tree.next_ino, self._handles.next_handle, self._names.next_listing
+        for node in self.tree:
+            yield _node_item(node)
+            if node.open is not None:
+                if node.draft is not None and (blob := node.draft.blob()) is not None:
+                    yield BYTES, node.ino, blob
+                yield self._file_item(node.open)
+        yield from self._handles.everything()
+        yield from self._names.everything()
+        for unique, done in self._notes.done.items():
+            yield DONE, unique, done.ino, done.handle, 0
+
+    def _file_item(self, file: OpenFile) -> Item:
+        draft, place = file.draft, None
+        if draft is not None:
+            content = draft.content()
+            place = content.file if isinstance(content, Staged) else IN_MEMORY
+        spoiled = None
+        if file.spoiled is not None:
+            number = file.spoiled.errno if isinstance(file.spoiled, OSError) else None
+            spoiled = (number or errno_of(file.spoiled), str(file.spoiled))
+        self._open.add(file.node.ino)
+        return (
+            _FILE,
+            file.node.ino,
+            *FileRow(
+                tuple(draft.attributes if draft is not None else file.attributes),
+                (type(file.content).__name__, *file.content),
+                file.base,
+                place,
+                file.is_dirty,
+                (file.nameless, file.is_unnamed, file.replaced),
+                spoiled,
+            ),
+        )
+
+    # --- taking up ---------------------------------------------------------------------------------------------------
+
+    def restore(self) -> list[Callable[[], None]]:
+        """Take up what an earlier server has left, if there was one, and keep it from now on; return what is left to be
+        done, without the lock."""
+        kept = self._engine.kept
+        left = self._restore(Found(kept.items()))
+        self._engine.end_taking_up()
+        kept.watch(self)
+        kept.begin_anew()
+        return left
+
+    def _restore(self, found: Found) -> list[Callable[[], None]]:
+        if not found.nodes:
+            return []
+        next_ino, next_handle, next_listing = found.next
+        self.tree.restore(found.nodes, next_ino)
+        if found.root is not None:
+            self._nodes.root_attributes = found.root
+        for ino, row in found.files.items():
+            self._restore_file(self.tree.get(ino), row, found.buffers.get(ino, b""))
+        left = self._handles.restore(found.handles, next_handle)
+        self._names.restore(found.listings, next_listing)
+        self._notes.restore_done(found.done)
+        for node in self.tree:
+            self.tree.rest(node)
+        return left
+
+    def _restore_file(self, node: Node, row: FileRow, data: bytes | bytearray) -> None:
+        engine, files, (kind, *content) = self._engine, self._nodes.files, row.content
+        file = node.open = OpenFile(node, Attributes(*row.attributes), _CONTENTS[kind](*content), row.base)
+        file.nameless, file.is_unnamed, file.replaced = row.names
+        if row.spoiled is not None:
+            file.spoiled = OSError(*row.spoiled)
+        file.ticket = engine.last_ticket
+        if row.place is None:
+            return
+        if row.place >= 0:
+            draft = Draft.of_staged(engine, file.attributes, row.place)
+        else:
+            draft = Draft(engine, file.attributes, bytes(data))
+        draft.changes, file.is_dirty = int(row.is_dirty), row.is_dirty
+        file.unsettled_bytes = draft.size if row.is_dirty else 0
+        files.set_draft(file, draft)
+        files.charge(file, draft.size)
+
+
+class Found:
+    """All items that were kept, put together."""
+
+    def __init__(self, items: Iterator[Item]) -> None:
+        self.nodes: dict[int, NodeRow] = {}
+        self.files: dict[int, FileRow] = {}
+        self.buffers: defaultdict[int, bytearray] = defaultdict(bytearray)
+        self.handles: dict[int, tuple[int, bool]] = {}
+        self.listings: dict[int, Listing] = {}
+        self.done: dict[int, Done] = {}
+        self.root: Attributes | None = None
+        self.next = (0, 0, 0)
+        take: dict[str, Callable[..., None]] = {
+            _NODE: self._node, _GONE: self._gone, _FILE: self._file, _CLOSED: self._closed, BYTES: self._bytes,
+            WRITTEN: self._written, HANDLE: self._handle, LISTING: self._listing, TOLD: self._told, DONE: self._done,
+            ROOT_ATTRIBUTES: self._root, _NEXT: self._next,
+        }  # fmt: skip
+        for kind, *fields in items:
+            if kind in take:  # others are the engine's
+                take[kind](*fields)
+
+    def _node(self, ino: int, *row: Any) -> None:
+        self.nodes[ino] = NodeRow(*row)
+        self.next = (max(self.next[0], ino + 1), *self.next[1:])
+
+    def _gone(self, ino: int) -> None:
+        self.nodes.pop(ino, None)
+
+    def _file(self, ino: int, *fields: Any) -> None:
+        row = self.files[ino] = FileRow(*fields)
+        if row.place != IN_MEMORY:
+            self.buffers.pop(ino, None)
+
+    def _closed(self, ino: int) -> None:
+        self.files.pop(ino, None)
+        self.buffers.pop(ino, None)
+
+    def _bytes(self, ino: int, data: bytes) -> None:
+        self.buffers[ino] = bytearray(data)
+
+    def _written(self, ino: int, offset: int, data: bytes) -> None:
+        buffer = self.buffers[ino]
+        if offset > len(buffer):
+            buffer.extend(bytes(offset - len(buffer)))
+        buffer[offset : offset + len(data)] = data
+
+    def _handle(self, number: int, ino: int, writes: bool) -> None:
+        if ino:
+            self.handles[number] = ino, writes
+            self.next = self.next[0], max(self.next[1], number + 1), self.next[2]
+        else:
+            self.handles.pop(number, None)
+
+    def _listing(self, number: int, ino: int) -> None:
+        if ino:
+            self.listings[number] = Listing(ino, None)
+            self.next = (*self.next[:2], max(self.next[2], number + 1))
+        else:
+            self.listings.pop(number, None)
+
+    def _told(self, number: int, start: int, names: list[str]) -> None:
+        if number in self.listings:
+            self.listings[number].told.update(enumerate(names, start + 1))
+
+    def _done(self, unique: int, ino: int, handle: int, answered: int) -> None:
+        self.done.pop(answered, None)
+        self.done[unique] = Done(ino, handle)
+
+    def _root(self, attributes: tuple[Any, ...]) -> None:
+        self.root = Attributes(*attributes)
+
+    def _next(self, ino: int, handle: int, listing: int) -> None:
+        self.next = ino, handle, listing
+
+
+_CONTENTS: dict[str, Callable[..., Content]] = {"Logged": logged, "Staged": Staged, "Stored": Stored}
+
+
+def _node_item(node: Node) -> Item:
+    parent = node.parent.ino if node.parent is not None else 0
+    times = node.ctime_ns, node.mtime_ns
+    return _NODE, node.ino, parent, node.name, node.is_folder, node.lookups, *times, node.is_gone, node.cached

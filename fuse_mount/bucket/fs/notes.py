@@ -1,0 +1,77 @@
+"""What the parts of `BucketFs` note of their changes while they make them, for a server's successor (`kept.py`).
+
+Under the engine's lock. Nodes and open files note themselves when one of their fields is set.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from datacache.writeback.kept import Item
+
+if TYPE_CHECKING:
+    from fuse_mount.bucket.fs.tree import Node, OpenFile
+
+BYTES, WRITTEN, HANDLE, LISTING, TOLD, DONE, ROOT_ATTRIBUTES = (
+    "bytes", "written", "handle", "listing", "told", "done", "root",
+)  # fmt: skip
+"""Kinds of items. See `kept.py`."""
+_MOST_DONE = 2000
+"""More than there may be threads that answer requests (`kernel_skin`)."""
+
+
+class Request(Protocol):
+    """What a thread is about to answer."""
+
+    @property
+    def unique(self) -> int:
+        """The number by which the kernel knows it, without the mark of one that is sent again."""
+        ...
+
+
+class Done(NamedTuple):
+    """The result of a request that must not be done twice."""
+
+    ino: int
+    handle: int
+
+
+class Notes:
+    """One mount's notes of one section (see `datacache.writeback.kept`)."""
+
+    def __init__(self) -> None:
+        self.changed: set[Node | OpenFile] = set()
+        """Those with a field that was set."""
+        self.items: list[Item] = []
+        """All other changes."""
+        self.done: dict[int, Done] = {}
+        """Requests that were done and perhaps not answered, by their numbers."""
+        self._thread = threading.local()
+
+    def serve(self, request: Request) -> None:
+        """Note that this thread answers requests, of which this is always the present one."""
+        self._thread.request, self._thread.last = request, 0
+
+    def note_done(self, ino: int = 0, handle: int = 0) -> None:
+        """Note that what this thread is to answer is done with this section, and with which result. What the thread
+        noted before is answered by now."""
+        request: Request | None = getattr(self._thread, "request", None)
+        if request is None:
+            return
+        last, unique = self._thread.last, request.unique
+        self.done.pop(last, None)
+        self.done[unique] = Done(ino, handle)
+        self.items.append((DONE, unique, ino, handle, last))
+        self._thread.last = unique
+
+    def take_done(self, unique: int) -> Done | None:
+        """Return what came of a request that is sent again, if it was done; this thread is to answer it."""
+        found = self.done.get(unique)
+        if found is not None:
+            self._thread.last = unique
+        return found
+
+    def restore_done(self, done: dict[int, Done]) -> None:
+        """Take up what an earlier server has done."""
+        self.done = dict(list(done.items())[-_MOST_DONE:])

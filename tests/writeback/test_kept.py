@@ -1,0 +1,125 @@
+"""The log that a server keeps for its successor: whole records or none, in little memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from datacache.writeback.kept import MAGIC, Item, KeptLog, SectionLock
+
+
+class Numbers:
+    """A source of numbers by name."""
+
+    def __init__(self) -> None:
+        self.now: dict[str, int] = {}
+        self.changed: list[Item] = []
+
+    def set(self, name: str, number: int) -> None:
+        self.now[name] = number
+        self.changed.append(("number", name, number))
+
+    def take_changed(self) -> list[Item]:
+        changed, self.changed = self.changed, []
+        return changed
+
+    def everything(self) -> Iterator[Item]:
+        return (("number", *item) for item in self.now.items())
+
+
+def found(log: KeptLog) -> dict[str, int]:
+    return {name: number for _, name, number in log.items()}
+
+
+def again(log: KeptLog) -> KeptLog:
+    """Open the same memory as the next process does."""
+    return KeptLog(os.dup(log.fileno()))
+
+
+def allocated(log: KeptLog) -> int:
+    return os.fstat(log.fileno()).st_blocks * 512
+
+
+def test_what_is_changed_in_a_section_is_found_when_its_outermost_end_is_reached():
+    log, numbers = KeptLog.make(), Numbers()
+    log.watch(numbers)
+    lock = SectionLock(log)
+    with lock:
+        with lock:
+            numbers.set("a", 1)
+        assert found(again(log)) == {}
+        numbers.set("b", 2)
+    assert found(again(log)) == {"a": 1, "b": 2}
+    with pytest.raises(OSError), lock:  # noqa: PT011, PT012 - whatever is raised
+        numbers.set("a", 3)
+        raise OSError
+    assert found(again(log)) == {"a": 3, "b": 2}
+
+
+def test_a_log_that_is_written_for_long_stays_small_and_says_the_same():
+    log, numbers = KeptLog.make(), Numbers()
+    log.watch(numbers)
+    lock = SectionLock(log)
+    for number in range(60_000):
+        with lock:
+            numbers.set(f"{number % 100}" + 1000 * "x", number)
+    assert found(again(log)) == numbers.now
+    assert allocated(log) <= 12 * 2**20  # of 60 MB
+    assert os.fstat(log.fileno()).st_size <= 24 * 2**20
+
+
+def test_what_is_live_may_be_much():
+    log, numbers = KeptLog.make(), Numbers()
+    log.watch(numbers)
+    lock = SectionLock(log)
+    for number in range(30_000):
+        with lock:
+            numbers.set(f"{number}" + 1000 * "x", number)
+    assert found(again(log)) == numbers.now
+
+
+def test_a_record_that_its_writer_was_killed_at_is_not_there_and_does_no_harm():
+    log, numbers = KeptLog.make(), Numbers()
+    log.watch(numbers)
+    lock = SectionLock(log)
+    with lock:
+        numbers.set("a", 1)
+    end = log._end
+    with lock:
+        numbers.set("b" * 5000, 2)
+    os.pwrite(log.fileno(), bytes(4), end)  # its length is written last
+    after = again(log)
+    assert found(after) == {"a": 1}
+    numbers = Numbers()
+    after.watch(numbers)
+    numbers.set("c", 3)
+    after.end_section()
+    assert found(again(after)) == {"a": 1, "c": 3}
+
+
+def test_a_log_that_is_being_written_anew_is_the_old_one_until_it_is_done():
+    log, numbers = KeptLog.make(), Numbers()
+    log.watch(numbers)
+    lock = SectionLock(log)
+    with lock:
+        numbers.set("a", 1)
+
+    class Killed(Numbers):
+        def everything(self) -> Iterator[Item]:
+            yield "number", "a", 5
+            raise KeyboardInterrupt
+
+    log.watch(Killed())
+    with pytest.raises(KeyboardInterrupt), lock:
+        log.begin_anew()
+    assert found(again(log)) == {"a": 1}
+    assert allocated(log) <= 8192
+
+
+def test_memory_of_another_version_is_refused():
+    log = KeptLog.make()
+    os.pwrite(log.fileno(), bytes(reversed(MAGIC)), 0)
+    with pytest.raises(ValueError, match="another version"):
+        again(log)
