@@ -5,11 +5,14 @@ Keys are relative to the mount's prefix; a folder's key ends in a slash and stan
 
 Attributes travel as object metadata under the names s3fs-fuse uses (`mode`, `uid`, `gid`, `mtime`, `atime`), so each
 reads what the other wrote; times are in seconds with a fraction, and rclone reads and writes `mtime` as well. s3fs-fuse
-has no name for the number of a device, which is `rdev` here: as the kernel's protocol has it, in 32 bits.
+has no name for the number of a device, which is `rdev` here: as the kernel's protocol has it, in 32 bits. Extended
+attributes are `xattr`, a URL-encoded JSON object of names and values in base64 (s3fs-fuse, `s3fs_setxattr` in
+`src/s3fs.cpp`).
 """
 
 from __future__ import annotations
 
+import base64
 import json
 import stat
 from collections.abc import Mapping
@@ -17,6 +20,7 @@ from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias, TypeVar
+from urllib.parse import quote, unquote
 
 from datacache.core.errors import StagingError
 
@@ -25,6 +29,10 @@ WRITER = "datacache-writer"
 """Metadata: `<staging area's id>-<version>-<hash of the key>` of the write an object came from. After a crash it tells
 a write of our own that was not recorded any more from somebody else's. Other tools keep it when they edit an object, so
 it is believed of versions only that may have been written since the key began to differ (`Pending.after`)."""
+
+
+LONGEST_XATTRS = 1700
+"""Letters of `Attributes.xattrs`: the other metadata have the rest of the 2 KB that S3 has for them."""
 
 
 def parent_of(key: str) -> str:
@@ -52,6 +60,8 @@ class Attributes(NamedTuple):
     """Of a device: its number."""
     atime_ns: int | None = None
     """The time of access that somebody set; None: that of modification. Reading sets none."""
+    xattrs: str = ""
+    """Extended attributes, as `encode_xattrs` has them; '' for none."""
 
     @property
     def is_folder(self) -> bool:
@@ -68,6 +78,8 @@ class Attributes(NamedTuple):
             found["rdev"] = str(self.rdev)
         if self.atime_ns is not None:
             found["atime"] = _seconds(self.atime_ns)
+        if self.xattrs:
+            found["xattr"] = self.xattrs
         return found | {WRITER: writer} if writer else found
 
 
@@ -88,7 +100,28 @@ def read_attributes(metadata: Mapping[str, str], default: Attributes, size_bytes
         _time_ns(metadata.get("mtime"), default.mtime_ns),
         _number(metadata.get("rdev"), 0) if is_device else 0,
         _time_ns(metadata.get("atime"), None),
+        encode_xattrs(decode_xattrs(metadata.get("xattr", ""))),
     )
+
+
+def encode_xattrs(xattrs: Mapping[str, bytes]) -> str:
+    """Return extended attributes as text, of which there is one for the same attributes; '' for none."""
+    if not xattrs:
+        return ""
+    values = {name: base64.b64encode(xattrs[name]).decode() for name in sorted(xattrs)}
+    text = json.dumps(values, separators=(",", ":"), ensure_ascii=False)
+    return quote(text, errors="surrogateescape")
+
+
+def decode_xattrs(text: str) -> dict[str, bytes]:
+    """Return the extended attributes of a text; none of one that makes no sense."""
+    if not text:
+        return {}
+    try:
+        values = json.loads(unquote(text, errors="surrogateescape"))
+        return {name: base64.b64decode(value, validate=True) for name, value in values.items()}
+    except (ValueError, TypeError, AttributeError):
+        return {}
 
 
 def _seconds(time_ns: int) -> str:

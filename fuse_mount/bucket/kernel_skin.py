@@ -61,6 +61,8 @@ _NAMES = {
     protocol.FLUSH: "flush", protocol.OPENDIR: "opendir", protocol.READDIR: "readdir", protocol.CREATE: "create",
     protocol.READDIRPLUS: "readdir", protocol.FSYNCDIR: "fsyncdir", protocol.TMPFILE: "create", protocol.LINK: "link",
     protocol.FALLOCATE: "fallocate", protocol.COPY_FILE_RANGE: "copy", protocol.COPY_FILE_RANGE_64: "copy",
+    protocol.GETXATTR: "getxattr", protocol.SETXATTR: "setxattr", protocol.LISTXATTR: "listxattr",
+    protocol.REMOVEXATTR: "removexattr",
 }  # fmt: skip
 
 
@@ -234,6 +236,10 @@ class _Turn:
             protocol.READDIRPLUS: self._readdir,
             protocol.RELEASEDIR: self._releasedir,
             protocol.FSYNCDIR: self._fsyncdir,
+            protocol.GETXATTR: self._getxattr,
+            protocol.SETXATTR: self._setxattr,
+            protocol.LISTXATTR: self._listxattr,
+            protocol.REMOVEXATTR: self._removexattr,
             protocol.STATFS: self._statfs,
             protocol.DESTROY: lambda _ino: b"",
         }
@@ -402,9 +408,43 @@ class _Turn:
             atime_ns=atime_ns if valid & protocol.SET_ATIME else None,
             mtime_ns=mtime_ns if valid & protocol.SET_MTIME else None,
             ctime_ns=asked.ctime_ns if valid & protocol.SET_CTIME else None,
+            # Nothing but a time: chown(2) that leaves owner and group as they are.
+            drops_privileges=bool(valid & protocol.SET_NO_PRIVILEGES) or valid == protocol.SET_CTIME,
         )
         handle = asked.fh if valid & protocol.SET_FH else None
         return self._details(self._do(self._names.setattr, ino, changes, handle)).attr_out()
+
+    def _drop_privileges(self, ino: int) -> None:
+        self._do(self._names.setattr, ino, Changes(drops_privileges=True))
+
+    def _drop_privileges_of_user(self, ino: int) -> None:
+        if protocol.owner_of(self._buffer)[0]:  # these requests have no flag that says it
+            self._drop_privileges(ino)
+
+    def _getxattr(self, ino: int) -> bytes:
+        name, room = protocol.asked_xattr(self._buffer, self._length)
+        return self._xattr_out(self._do(self._names.getxattr, ino, name), room)
+
+    def _listxattr(self, ino: int) -> bytes:
+        names = self._do(self._names.listxattr, ino)
+        _, room = protocol.asked_xattr(self._buffer, self._length)
+        return self._xattr_out(b"".join(name + b"\0" for name in names), room)
+
+    def _xattr_out(self, found: bytes, room: int) -> bytes:
+        if not room:
+            return protocol.xattr_out(len(found))
+        if len(found) > room:
+            raise OSError(errno.ERANGE, "there is no room for it")
+        return found
+
+    def _setxattr(self, ino: int) -> bytes:
+        name, value, flags = protocol.new_xattr(self._buffer, self._length)
+        self._do(self._names.setxattr, ino, name, value, flags)
+        return b""
+
+    def _removexattr(self, ino: int) -> bytes:
+        self._do(self._names.removexattr, ino, protocol.names_of(self._buffer, self._length)[0])
+        return b""
 
     def _symlink(self, parent: int) -> bytes:
         name, target, *_ = protocol.names_of(self._buffer, self._length)
@@ -491,29 +531,35 @@ class _Turn:
 
     def _open(self, ino: int) -> bytes:
         flags, _mode, _name = protocol.creation(self._buffer, self._length)
+        if protocol.drops_privileges(self._buffer, self._opcode):
+            self._drop_privileges(ino)
         return protocol.open_out(self._do(self._files.open, ino, flags))
 
     def _read(self, _ino: int) -> Body:
         offset, size = protocol.read_arguments(self._buffer)
         return self._do(self._files.read, protocol.opened(self._buffer), offset, size)
 
-    def _write(self, _ino: int) -> bytes:
+    def _write(self, ino: int) -> bytes:
         handle, (offset, _) = protocol.opened(self._buffer), protocol.read_arguments(self._buffer)
         data = protocol.data_of(self._buffer)
         try:
+            if protocol.drops_privileges(self._buffer, self._opcode):
+                self._drop_privileges(ino)
             return protocol.write_out(self._do(self._files.write, handle, offset, data))
         except (DatacacheError, OSError) as exc:
             self._step_aside()
             raise _ToldError(self._refusals.errno_of_write(handle, exc, len(data))) from exc
 
-    def _allocate(self, _ino: int) -> bytes:
+    def _allocate(self, ino: int) -> bytes:
         asked = protocol.allocation(self._buffer)
+        self._drop_privileges_of_user(ino)
         self._do(self._files.allocate, asked.fh, asked.mode, asked.offset, asked.size)
         return b""
 
     def _copy(self, _ino: int) -> bytes:
         asked, is_wide = protocol.copying(self._buffer), self._opcode == protocol.COPY_FILE_RANGE_64
         size = asked.size if is_wide else min(asked.size, _MOST_COPIED)
+        self._drop_privileges_of_user(asked.ino)
         copied = self._do(self._files.copy, asked.source, asked.start, asked.fh, asked.offset, size)
         return protocol.copy_out(copied) if is_wide else protocol.write_out(copied)
 

@@ -238,6 +238,15 @@ class Side:
     def utimens(self, path: str, mtime_ns: int) -> None:
         os.utime(self.path(path), ns=(0, mtime_ns), follow_symlinks=False)
 
+    def setxattr(self, path: str, name: str, value: bytes, flags: int) -> None:
+        os.setxattr(self.path(path), f"user.{name}", value, flags, follow_symlinks=False)
+
+    def getxattr(self, path: str, name: str) -> bytes:
+        return os.getxattr(self.path(path), f"user.{name}", follow_symlinks=False)
+
+    def removexattr(self, path: str, name: str) -> None:
+        os.removexattr(self.path(path), f"user.{name}", follow_symlinks=False)
+
     def lstat(self, path: str) -> Seen:
         return seen(os.lstat(self.path(path)))
 
@@ -284,9 +293,13 @@ class Side:
 
     # --- everything ---
 
-    def tree(self) -> dict[str, tuple[Seen, object]]:
-        """Every path below the root with its attributes and its content: bytes, text for what is no file, or None."""
-        return {path: (seen(os.lstat(self.path(path))), self._content(path)) for path in walk(self.root)}
+    def tree(self) -> dict[str, tuple[Seen, object, dict[str, bytes]]]:
+        """Every path below the root with its attributes, its content (bytes, text for what is no file, or None) and
+        its extended attributes."""
+        return {
+            path: (seen(os.lstat(self.path(path))), self._content(path), _xattrs(self.path(path)))
+            for path in walk(self.root)
+        }
 
     def _content(self, path: str) -> object:
         mode = os.lstat(self.path(path)).st_mode
@@ -295,6 +308,16 @@ class Side:
         if stat.S_ISFIFO(mode):
             return "a FIFO"
         return None if stat.S_ISDIR(mode) else self.read_file(path)
+
+
+def _xattrs(path: str) -> dict[str, bytes]:
+    try:
+        names = os.listxattr(path, follow_symlinks=False)
+    except OSError as exc:
+        if exc.errno != errno.EOPNOTSUPP:
+            raise
+        return {}
+    return {name: os.getxattr(path, name, follow_symlinks=False) for name in names if name.startswith("user.")}
 
 
 def _kind(entry: os.DirEntry[str]) -> str:
@@ -407,6 +430,8 @@ class Comparison(RuleBasedStateMachine):
     """Whether the store has objects for folders, which keep the empty ones and their attributes."""
     allocates = True
     """Tells whether the subject has fallocate(2)."""
+    keeps_xattrs = True
+    """Tells whether the subject has extended attributes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -573,6 +598,19 @@ class Comparison(RuleBasedStateMachine):
                 self.both(action, path, *owner)
             case _:
                 self.both("utimens", path, mtime_ns)
+
+    @precondition(lambda self: self.keeps_xattrs)
+    @rule(
+        action=st.sampled_from(["setxattr", "setxattr", "getxattr", "removexattr"]),
+        place=places,
+        name=st.sampled_from(["a", "ü", 'b"c']),
+        value=st.binary(max_size=20),
+        how=st.sampled_from([0, 0, os.XATTR_CREATE, os.XATTR_REPLACE]),
+    )
+    def use_xattr(self, action: str, place: Place, name: str, value: bytes, how: int) -> None:
+        path = self.resolve(place)
+        if path:  # the mount point has none
+            self.both(action, path, name, *((value, how) if action == "setxattr" else ()))
 
     @rule(action=st.sampled_from(["read_file", "stat", "listdir", "readlink", "sync_folder", "statfs"]), place=places)
     def look(self, action: str, place: Place) -> None:

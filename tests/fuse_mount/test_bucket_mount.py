@@ -6,13 +6,14 @@ import ctypes
 import errno
 import itertools
 import os
+import re
 import signal
 import stat
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -199,6 +200,84 @@ def test_a_time_of_access_that_was_set_is_kept(mounter: BucketMounter, fuse: str
     assert path.read_bytes() == b"x"
     assert path.stat().st_atime_ns == 10**9 + 5
     assert other.stat().st_atime_ns == other.stat().st_mtime_ns
+
+
+@promise("Extended attributes (`user.*`) of files and folders are kept in the bucket")
+@promise("Extended attributes that s3fs-fuse wrote are read, and it reads ours")
+def test_extended_attributes_are_kept(mounter: BucketMounter, rclone_s3: RcloneS3) -> None:
+    bucket = mounter.bucket.parent.name
+    kept = {"Bucket": bucket, "Key": "run/s3fs", "Metadata": {"xattr": "%7B%22user.theirs%22%3A%22AP8%3D%22%7D"}}
+    rclone_s3.client().put_object(**kept, Body=b"x")
+    mounter()
+    folder, path = mounter.target / "folder", mounter.target / "folder" / "file"
+    folder.mkdir()
+    path.write_bytes(b"x")
+    for each in (folder, path):
+        os.setxattr(each, "user.ours", b"\0\xff")
+        os.setxattr(each, "user.empty", b"", os.XATTR_CREATE)
+    opened = os.open(folder, os.O_RDONLY)
+    os.fsync(opened)
+    os.close(opened)
+    mounter.kill()
+    os.setxattr(path, "user.ours", b"new", os.XATTR_REPLACE)
+    os.removexattr(path, "user.empty")
+    moved = path.rename(folder / "moved")
+    assert os.listxattr(moved) == ["user.ours"]
+    assert os.getxattr(moved, "user.ours") == b"new"
+    assert set(os.listxattr(folder)) == {"user.ours", "user.empty"}
+    assert os.getxattr(mounter.target / "s3fs", "user.theirs") == b"\0\xff"
+    asked: list[tuple[int, Callable[[], object]]] = [
+        (errno.EEXIST, lambda: os.setxattr(moved, "user.ours", b"", os.XATTR_CREATE)),
+        (errno.ENODATA, lambda: os.setxattr(moved, "user.other", b"", os.XATTR_REPLACE)),
+        (errno.ENODATA, lambda: os.getxattr(moved, "user.other")),
+        (errno.ENODATA, lambda: os.removexattr(moved, "user.other")),
+        (errno.EOPNOTSUPP, lambda: os.getxattr(moved, "security.capability")),
+        (errno.EOPNOTSUPP, lambda: os.setxattr(mounter.target, "user.ours", b"")),
+        (errno.E2BIG, lambda: os.setxattr(moved, "user.other", b"x" * 1700)),
+    ]
+    for number, ask in asked:
+        with pytest.raises(OSError, match=re.escape(os.strerror(number))):
+            ask()
+    mounter.flush()
+    found = rclone_s3.client().head_object(Bucket=bucket, Key="run/folder/moved")["Metadata"]
+    assert {name.lower(): text for name, text in found.items()}["xattr"] == "%7B%22user.ours%22%3A%22bmV3%22%7D"
+
+
+@promise("Set-user-ID and set-group-ID go when a user writes to a file, or it gets another owner")
+def test_who_writes_to_a_file_takes_its_privileges_away(mounter: BucketMounter) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can become another user")
+    mounter(allow_other=True)
+    path = mounter.target / "file"
+    path.write_bytes(b"bytes")
+
+    def mode_after(change: Callable[[int], object], user: int = _NOBODY) -> int:
+        path.chmod(0o6777)
+        os.seteuid(user)
+        try:
+            fd = os.open(path, os.O_RDWR)
+            change(fd)
+            os.close(fd)
+        finally:
+            os.seteuid(0)
+        return stat.S_IMODE(path.stat().st_mode)
+
+    changes: list[Callable[[int], object]] = [
+        lambda fd: os.write(fd, b"x"),
+        lambda fd: os.ftruncate(fd, 1),
+        lambda _fd: os.close(os.open(path, os.O_WRONLY | os.O_TRUNC)),
+        lambda fd: os.posix_fallocate(fd, 0, 10),
+        lambda fd: os.copy_file_range(fd, fd, 2, 0, 4),
+    ]
+    assert list(map(mode_after, changes)) == [0o777] * len(changes)
+    assert mode_after(changes[0], user=0) == 0o6777
+    for owner in ((5, 5), (-1, -1)):
+        path.chmod(0o6777)
+        os.chown(path, *owner)
+        assert stat.S_IMODE(path.stat().st_mode) == 0o777
+    mounter.unmount()
+    mounter()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o777
 
 
 def _facts(path: Path) -> dict[str, int]:

@@ -41,12 +41,12 @@ class Place:
         self.mount.mount()
         self.cases = itertools.count()
 
-    def compare(self, profile: settings, *, keeps_folders: bool = True, allocates: bool = True) -> None:
+    def compare(self, profile: settings, *, keeps_folders: bool = True, fuse: str = "kernel") -> None:
         """Run the state machine."""
-        place, kept, allocating = self, keeps_folders, allocates
+        place, kept, is_ours = self, keeps_folders, fuse == "kernel"
 
         class Machine(Comparison):
-            keeps_folders, allocates = kept, allocating
+            keeps_folders, allocates, keeps_xattrs = kept, is_ours, is_ours
 
             def setting(self) -> tuple[Subject, Path]:
                 return place.mount, place.plain / f"case-{next(place.cases)}"
@@ -67,7 +67,7 @@ class Place:
             other.unmount()
 
     @staticmethod
-    def _tree(root: Path, folders: bool) -> dict[str, tuple[Seen, object]]:
+    def _tree(root: Path, folders: bool) -> dict[str, tuple[Seen, object, dict[str, bytes]]]:
         tree = Side(root, refuses=False).tree()
         return {path: told for path, told in tree.items() if folders or told[1] is not None}
 
@@ -114,7 +114,7 @@ def test_a_mount_does_what_a_plain_directory_does(
     writable_rclone: RcloneS3, placed: Callable[..., Place], tmp_path: Path, fuse: str, sequences: int
 ) -> None:
     place = placed(writable_rclone, fuse=fuse)
-    place.compare(profile(sequences), keeps_folders=False, allocates=fuse == "kernel")
+    place.compare(profile(sequences), keeps_folders=False, fuse=fuse)
     place.look_from_elsewhere(tmp_path, keeps_folders=False)
 
 

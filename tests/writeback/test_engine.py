@@ -15,6 +15,7 @@ from datacache.settings import Settings
 from datacache.writeback import engine as engine_module
 from datacache.writeback.draft import INLINE_BYTES, Draft
 from datacache.writeback.model import (
+    LONGEST_XATTRS,
     WRITER,
     Attributes,
     Logged,
@@ -22,7 +23,9 @@ from datacache.writeback.model import (
     Staged,
     Stored,
     decode_pending,
+    decode_xattrs,
     encode_pending,
+    encode_xattrs,
     read_attributes,
 )
 from datacache.writeback.staging import area as area_module
@@ -385,7 +388,8 @@ attributes = Attributes(stat.S_IFREG | 0o4755, 1, 2, -1_500_000_000)
 
 @pytest.mark.parametrize("content", [Logged(3), Staged(7, 2**40), Stored("x/ü", 5, "e"), None])
 def test_a_record_says_all_of_what_is_pending(content):
-    for kept in (attributes, attributes._replace(mode=stat.S_IFCHR | 0o600, rdev=2**31 + 7), None):
+    extended = attributes._replace(atime_ns=7, xattrs=encode_xattrs({"user.a": b"\0"}))
+    for kept in (attributes, extended, attributes._replace(mode=stat.S_IFCHR | 0o600, rdev=2**31 + 7), None):
         pending = Pending("k", kept, content, "base", 9, 1.5, touched=True)
         assert decode_pending("k", encode_pending(pending), 3) == pending
 
@@ -405,6 +409,25 @@ def test_attributes_are_read_again_from_metadata_and_nonsense_is_not_believed():
     device = attributes._replace(mode=stat.S_IFBLK | 0o660, rdev=2**31 + 7)
     assert read(device.to_metadata(), size_bytes=0) == device
     assert read(device.to_metadata()) == device._replace(mode=stat.S_IFREG | 0o660, rdev=0)  # its bytes can be read
+
+
+@promise("Extended attributes that s3fs-fuse wrote are read, and it reads ours")
+def test_extended_attributes_are_encoded_as_s3fs_does_it_and_nonsense_is_not_believed():
+    xattrs = {"user.b": b"\0\xff", "user.a": b"", "user.ü\udcff": b"xx"}
+    text = encode_xattrs(xattrs)
+    assert text == "%7B%22user.a%22%3A%22%22%2C%22user.b%22%3A%22AP8%3D%22%2C%22user.%C3%BC%FF%22%3A%22eHg%3D%22%7D"
+    assert decode_xattrs(text) == xattrs
+    assert read_attributes({"xattr": "%7B%22user.a%22:%22AP8=%22%7D"}, FILE, 1).xattrs == encode_xattrs(
+        {"user.a": b"\0\xff"}
+    )
+    for nonsense in ("", "{}", "[1]", "{", '{"user.a":1}', '{"user.a":"?"}', "%FF", "7"):
+        assert read_attributes({"xattr": nonsense}, FILE, 1) == FILE
+
+
+def test_the_metadata_of_an_object_never_take_more_than_s3_has_for_them():
+    longest = Attributes(2**32 - 2, 2**32 - 2, 2**32 - 2, -(2**63), 2**32 - 2, -(2**63), "x" * LONGEST_XATTRS)
+    metadata = longest.to_metadata(f"{'f' * 16}-{2**63}-{'f' * 16}")
+    assert sum(len(f"x-amz-meta-{name}{value}") for name, value in metadata.items()) <= 2048
 
 
 def test_a_record_of_before_devices_had_numbers_is_read():

@@ -17,7 +17,15 @@ from typing import NamedTuple
 
 from datacache.writeback.draft import Draft
 from datacache.writeback.kept import Item
-from datacache.writeback.model import Attributes, Logged, Pending, Stored
+from datacache.writeback.model import (
+    LONGEST_XATTRS,
+    Attributes,
+    Logged,
+    Pending,
+    Stored,
+    decode_xattrs,
+    encode_xattrs,
+)
 from datacache.writeback.remote.bucket import Needs
 from datacache.writeback.remote.known import RemoteFile
 from fuse_mount.bucket.fs.handles import Handles
@@ -29,6 +37,7 @@ from fuse_mount.bucket.fs.view import FOLDER_BASE, State
 LONGEST_LINK = 4095
 _NO_REPLACE, _EXCHANGE = 1, 2
 """Flags of renameat2(2) (include/uapi/linux/fs.h)."""
+_USER = "user."
 _BLOBS_AT_ONCE = 16 * 2**20
 """Bytes in the journal that the renaming of a folder takes along in one record."""
 
@@ -45,6 +54,10 @@ class Changes:
     mtime_ns: int | None = None
     ctime_ns: int | None = None
     """When the kernel saw the change; None: now. With its write-back cache it tells us late of what it has changed."""
+    drops_privileges: bool = False
+    """True where a file is to lose set-user-ID and set-group-ID: somebody writes to it, or gives it away."""
+    xattrs: str | None = None
+    """As `Attributes.xattrs`."""
 
 
 class DirEntry(NamedTuple):
@@ -135,13 +148,15 @@ class Names:
         """Return the attributes of a file or folder."""
         with self._engine.lock:
             node = self._tree.get(ino)
-            try:
-                state = self._nodes.state_of(node)
-            except OSError as exc:
-                if node.open is None or exc.errno not in (errno.ESTALE, errno.ENOENT):
-                    raise
-                state = self._nodes.detach_replaced(node)
-            return self._nodes.attr(node, state)
+            return self._nodes.attr(node, self._state_locked(node))
+
+    def _state_locked(self, node: Node) -> State:
+        try:
+            return self._nodes.state_of(node)
+        except OSError as exc:
+            if node.open is None or exc.errno not in (errno.ESTALE, errno.ENOENT):
+                raise
+            return self._nodes.detach_replaced(node)
 
     def readlink(self, ino: int) -> bytes:
         """Return what a symbolic link points to."""
@@ -606,6 +621,51 @@ class Names:
                 self._set_attributes_locked(node, state, attributes)
             return self._nodes.attr_now(node)
 
+    def getxattr(self, ino: int, name: bytes) -> bytes:
+        """Return the value of an extended attribute."""
+        text = _xattr_name(name)
+        try:
+            return self._xattrs(ino)[text]
+        except KeyError:
+            raise OSError(errno.ENODATA, "there is no such attribute") from None
+
+    def listxattr(self, ino: int) -> list[bytes]:
+        """Return the names of a file's or folder's extended attributes."""
+        return [os.fsencode(name) for name in self._xattrs(ino) if name.startswith(_USER)]
+
+    def setxattr(self, ino: int, name: bytes, value: bytes, flags: int = 0) -> None:
+        """Give an extended attribute a value."""
+        text = _xattr_name(name)
+        with self._engine.lock:
+            xattrs = self._xattrs(ino)
+            if flags & os.XATTR_CREATE and text in xattrs:
+                raise OSError(errno.EEXIST, "the attribute is there already")
+            if flags & os.XATTR_REPLACE and text not in xattrs:
+                raise OSError(errno.ENODATA, "there is no such attribute")
+            self._set_xattrs_locked(ino, xattrs | {text: value})
+
+    def removexattr(self, ino: int, name: bytes) -> None:
+        """Take an extended attribute away."""
+        text = _xattr_name(name)
+        with self._engine.lock:
+            xattrs = self._xattrs(ino)
+            if xattrs.pop(text, None) is None:
+                raise OSError(errno.ENODATA, "there is no such attribute")
+            self._set_xattrs_locked(ino, xattrs)
+
+    def _xattrs(self, ino: int) -> dict[str, bytes]:
+        with self._engine.lock:
+            return decode_xattrs(self._state_locked(self._tree.get(ino)).attributes.xattrs)
+
+    def _set_xattrs_locked(self, ino: int, xattrs: dict[str, bytes]) -> None:
+        if self._tree.get(ino) is self._tree.root:
+            raise OSError(errno.EOPNOTSUPP, "nothing of the mount point itself is kept")
+        encoded = encode_xattrs(xattrs)
+        if len(encoded) > LONGEST_XATTRS:
+            raise OSError(errno.E2BIG, "there is no room for it in an object's metadata")
+        self.setattr(ino, Changes(xattrs=encoded))
+        self._notes.note_done()
+
     def _set_attributes_locked(self, node: Node, state: State, attributes: Attributes) -> None:
         if node is self._tree.root:
             self._nodes.root_attributes = attributes
@@ -636,14 +696,24 @@ def _merged(move: _Move, other: _Move) -> _Move:
     return _Move([*changes.values(), *deletions], drop, move.blobs | other.blobs)
 
 
+def _xattr_name(name: bytes) -> str:
+    text = os.fsdecode(name)
+    if not text.startswith(_USER):
+        raise OSError(errno.EOPNOTSUPP, "there are attributes of users only")
+    return text
+
+
 def _changed(attributes: Attributes, changes: Changes) -> Attributes:
     mode = attributes.mode
     if changes.mode is not None:
         mode = stat.S_IFMT(mode) | stat.S_IMODE(changes.mode)
+    if changes.drops_privileges and not attributes.is_folder:
+        mode &= ~(stat.S_ISUID | (stat.S_ISGID if mode & stat.S_IXGRP else 0))
     return attributes._replace(
         mode=mode,
         uid=attributes.uid if changes.uid is None else changes.uid,
         gid=attributes.gid if changes.gid is None else changes.gid,
         mtime_ns=attributes.mtime_ns if changes.mtime_ns is None else changes.mtime_ns,
         atime_ns=attributes.atime_ns if changes.atime_ns is None else changes.atime_ns,
+        xattrs=attributes.xattrs if changes.xattrs is None else changes.xattrs,
     )
