@@ -25,9 +25,10 @@ from datacache.core.disk import (
 )
 from datacache.core.errors import StagingError
 from datacache.writeback.engine import WriteBack
+from datacache.writeback.kept import SLOT_BYTES, Slot
 from datacache.writeback.model import Attributes, Content, Staged, logged
 
-INLINE_BYTES = 256 * 1024
+INLINE_BYTES = SLOT_BYTES
 """Files up to this size go into the journal."""
 
 
@@ -36,25 +37,28 @@ class Draft:
 
     __slots__ = (
         "_broken",
-        "_buffer",
         "_engine",
         "_file",
         "_number",
+        "_slot",
+        "_spilled",
         "attributes",
         "changes",
         "settled_changes",
         "size",
     )
 
-    def __init__(self, engine: WriteBack, attributes: Attributes, data: bytes = b"") -> None:
+    def __init__(self, engine: WriteBack, attributes: Attributes, slot: Slot | None, size: int = 0) -> None:
+        """`slot` has the first `size` bytes; None: they are elsewhere."""
         self._engine = engine
         self.attributes = attributes
-        self._buffer: bytearray | None = bytearray(data)
+        self._slot = slot
+        self._spilled: Slot | None = None
         self._broken: StagingError | None = None
         # A thread that reads it keeps it open, so that its descriptor is not another file's meanwhile.
         self._file: io.FileIO | None = None
         self._number = -1
-        self.size = len(data)
+        self.size = size
         """Bytes it has now."""
         self.changes = 0
         """How often it was changed."""
@@ -62,10 +66,16 @@ class Draft:
         """How many of these changes are durable and in the overlay."""
 
     @staticmethod
+    def of_bytes(engine: WriteBack, attributes: Attributes, data: bytes = b"") -> Draft:
+        """Return a draft that begins with these bytes, few as they are."""
+        slot = engine.kept.slots.take()
+        slot.memory[: len(data)] = data
+        return Draft(engine, attributes, slot, len(data))
+
+    @staticmethod
     def of_staged(engine: WriteBack, attributes: Attributes, number: int) -> Draft:
         """Return a draft that continues a staged file in place."""
-        draft = Draft(engine, attributes)
-        draft._buffer = None
+        draft = Draft(engine, attributes, None)
         draft._number = number
         draft._file = io.FileIO(engine.hold(number), "r+b")
         draft.size = os.fstat(draft._file.fileno()).st_size
@@ -83,13 +93,13 @@ class Draft:
 
     def content(self) -> Content:
         """Return what `Pending` is to say of the bytes as they are now."""
-        return logged(self.size) if self._buffer is not None else Staged(self._number, self.size)
+        return logged(self.size) if self._slot is not None else Staged(self._number, self.size)
 
     def read(self, offset: int, size: int) -> bytes:
         """Return bytes from an offset on, up to the end."""
-        buffer, file = self._buffer, self._file
-        if buffer is not None or file is None:
-            return bytes(buffer[offset : offset + size]) if buffer is not None else b""
+        slot, file = self._slot, self._file
+        if slot is not None or file is None:
+            return bytes(slot.memory[offset : min(offset + size, self.size)]) if slot is not None else b""
         parts = []
         while size > 0 and (part := os.pread(file.fileno(), size, offset)):
             parts.append(part)
@@ -103,17 +113,16 @@ class Draft:
 
     def in_memory(self, end: int) -> bool:
         """Return whether a write up to this offset stays in memory."""
-        return self._buffer is not None and end <= INLINE_BYTES
+        return self._slot is not None and end <= INLINE_BYTES
 
     def write(self, offset: int, data: bytes) -> None:
         """Write at an offset; a gap before it reads as zeros. `OSError` of a full disk leaves the rest unwritten."""
         end = offset + len(data)
-        if self._buffer is not None and end > INLINE_BYTES:
+        if self._slot is not None and end > INLINE_BYTES:
             self._spill()
-        if self._buffer is not None:
-            if offset > self.size:
-                self._buffer.extend(bytes(offset - self.size))
-            self._buffer[offset:end] = data
+        if self._slot is not None:
+            self._extend(offset)
+            self._slot.memory[offset:end] = data
         else:
             if offset < self.size:
                 self._engine.tear(self._number, offset)
@@ -124,13 +133,10 @@ class Draft:
 
     def truncate(self, size: int) -> None:
         """Cut off, or extend with zeros."""
-        if self._buffer is not None and size > INLINE_BYTES:
+        if self._slot is not None and size > INLINE_BYTES:
             self._spill()
-        if self._buffer is not None:
-            if size < self.size:
-                del self._buffer[size:]
-            else:
-                self._buffer.extend(bytes(size - self.size))
+        if self._slot is not None:
+            self._extend(size)
         else:
             if size < self.size:
                 self._engine.tear(self._number, size)
@@ -146,13 +152,12 @@ class Draft:
         clears = bool(mode & (FALLOC_PUNCH_HOLE | FALLOC_ZERO_RANGE)) and offset < self.size
         if end <= offset or not (clears or end > self.size):
             return
-        if self._buffer is not None and end > INLINE_BYTES:
+        if self._slot is not None and end > INLINE_BYTES:
             self._spill()
-        if self._buffer is not None:
-            if end > self.size:
-                self._buffer.extend(bytes(end - self.size))
+        if self._slot is not None:
+            self._extend(end)
             if clears:
-                self._buffer[offset:end] = bytes(end - offset)
+                self._slot.memory[offset:end] = bytes(end - offset)
         else:
             if clears:
                 self._engine.tear(self._number, offset)
@@ -160,6 +165,11 @@ class Draft:
             if end > self.size:
                 self._engine.files.grow(self._number, end - self.size)
         self.size = max(self.size, end)
+
+    def _extend(self, end: int) -> None:
+        """Have zeros in memory up to this offset."""
+        if self._slot is not None and end > self.size:
+            self._slot.memory[self.size : end] = bytes(end - self.size)
 
     def _allocate_in_file(self, mode: int, offset: int, end: int, *, zeros_from: int) -> None:
         fd = self._fd()
@@ -176,7 +186,7 @@ class Draft:
 
     def copy(self, offset: int, source: io.FileIO, start: int, size: int) -> int:
         """Write bytes of a file at an offset, into a staged file; return how many. Fewer where that file ends."""
-        if self._buffer is not None:
+        if self._slot is not None:
             self._spill()
         if offset < self.size:
             self._engine.tear(self._number, offset)
@@ -190,14 +200,14 @@ class Draft:
     def empty(self) -> None:
         """Begin anew with nothing: what was acknowledged stays as it is until this is settled."""
         self._let_go()
-        self._buffer = bytearray()
+        self._slot = self._engine.kept.slots.take()
         self._broken = None
         self.size = 0
 
     def sync(self) -> None:
         """Bring the bytes of a staged file to the disk. May take long. After an error it raises that for ever: the
         kernel has thrown away what it could not write, and a second try would find nothing left to do (fsync(2))."""
-        if self._buffer is not None:
+        if self._slot is not None:
             return
         if self._broken is not None:
             raise self._broken
@@ -207,36 +217,53 @@ class Draft:
             self._broken = exc
             raise
 
-    def blob(self) -> bytes | None:
+    @property
+    def slot(self) -> Slot | None:
+        """Return the memory that has the bytes; None for a staged file."""
+        return self._slot
+
+    def blob(self) -> memoryview | None:
         """Return the bytes for the journal, of a draft in memory."""
-        return bytes(self._buffer) if self._buffer is not None else None
+        return self._slot.memory[: self.size] if self._slot is not None else None
 
     def close(self) -> None:
         """Let go of the bytes. What nothing in the overlay refers to is deleted."""
         self._let_go()
-        self._buffer = None
 
     def _spill(self) -> None:
-        if self._buffer is None:
+        if self._slot is None:
             raise StagingError("this draft lies in a file already")
         number = self._engine.files.create()
         self._file = io.FileIO(self._engine.hold(number), "r+b")
         self._number = number
-        data = self._buffer
         try:
-            write_all(self._fd(), data, 0)
+            write_all(self._fd(), self._slot.memory[: self.size], 0)
         except OSError:
-            self._let_go()
+            self._let_go_of_file()
             raise
-        self._engine.files.grow(number, len(data))
-        self._buffer = None
+        self._engine.files.grow(number, self.size)
+        self._spilled, self._slot = self._slot, None
 
     def _fd(self) -> int:
         if self._file is None:
             raise StagingError("this draft lies in no file")
         return self._file.fileno()
 
+    def let_go_of_spilled(self) -> None:
+        """Let go of memory whose bytes are in a staged file by now. Under the engine's lock, in the section in which
+        its successor is told so: it would take others' bytes for these."""
+        slot, self._spilled = self._spilled, None
+        if slot is not None:
+            self._engine.free_slot(slot)
+
     def _let_go(self) -> None:
+        self._let_go_of_file()
+        self.let_go_of_spilled()
+        slot, self._slot = self._slot, None
+        if slot is not None:
+            self._engine.free_slot(slot)
+
+    def _let_go_of_file(self) -> None:
         if self._file is not None:
             self._engine.free(self._number)
         self._file, self._number = None, -1

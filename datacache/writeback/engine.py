@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import xxhash
 
@@ -29,7 +29,7 @@ from datacache.store.base import ObjectInfo
 from datacache.store.bucket import Bucket
 from datacache.writeback.conflicts import CONFLICT_MARK, CONFLICTS, ConflictLog
 from datacache.writeback.journal.journal import Change, Journal
-from datacache.writeback.kept import Item, Keeping, SectionLock
+from datacache.writeback.kept import Item, Keeping, SectionLock, Slot
 from datacache.writeback.model import (
     KEPT,
     PENDING,
@@ -117,7 +117,7 @@ class WriteBack:
         self._listeners: list[Callable[[Pending], None]] = []
         self._journal = journal
         self._uploads: dict[str, UploadState] = {}
-        self._recorded: deque[tuple[int, list[Change]]] = deque()  # groups that may not be durable yet, with tickets
+        self._recorded: deque[Item] = deque()  # groups that may not be durable yet
         self._changed: list[Item] = []  # for `kept`
         self._kept_files: set[int] = set()  # that drafts of the last owner had open
         self._refs: dict[int, str] = {}  # staged file -> the key whose content it is
@@ -196,11 +196,16 @@ class WriteBack:
         return [replace(old, attributes=None, content=None, version=self.next_version(), ready=True, sent=sent)], []
 
     def record(
-        self, pendings: Iterable[Pending] = (), *, drop: Iterable[str] = (), blobs: Mapping[str, bytes] | None = None
+        self,
+        pendings: Iterable[Pending] = (),
+        *,
+        drop: Iterable[str] = (),
+        blobs: Mapping[str, bytes | memoryview] | None = None,
+        slots: Mapping[str, Slot] | None = None,
     ) -> int:
         """Make changes, all or none of which survive a crash; return the ticket for `commit`. `blobs` are the bytes of
-        keys whose content is `Logged`; where it lacks one, the key keeps the bytes it has. What is not ready stays in
-        memory."""
+        keys whose content is `Logged`, from the beginning of the key's slot where `slots` has one; where it lacks one,
+        the key keeps the bytes it has. What is not ready stays in memory."""
         blobs = blobs or {}
         drop, pendings = list(drop), list(pendings)
         with self.lock:
@@ -212,7 +217,7 @@ class WriteBack:
                 keys = (*drop, *(pending.key for pending in pendings))
                 changes += [Change(KEPT + key, None) for key in keys if key in self.local_folders]
             if changes:
-                self._append_locked(changes)  # from here on nothing may fail
+                self._append_locked(changes, slots)  # from here on nothing may fail
             released: set[int] = set()
             for key in drop:
                 old = self.overlay.drop(key)
@@ -256,7 +261,7 @@ class WriteBack:
             self.files.set_journal_bytes(self._journal.size_bytes)
             with self.lock:
                 self._durable = max(self._durable, wanted)
-                while self._recorded and self._recorded[0][0] <= self._durable:
+                while self._recorded and self._recorded[0][1] <= self._durable:
                     self._recorded.popleft()
                 self._changed.append((_DURABLE, self._durable))
             if self.losses.settle(self._durable):
@@ -299,17 +304,24 @@ class WriteBack:
             return pending.sent  # then the object is taken for somebody's, and kept
         return hashlib.md5(data, usedforsecurity=False).hexdigest()
 
-    def _change_of(self, pending: Pending, blobs: Mapping[str, bytes]) -> Change:
+    def _change_of(self, pending: Pending, blobs: Mapping[str, bytes | memoryview]) -> Change:
         key = PENDING + pending.key
         blob = blobs.get(pending.key, b"")
         if isinstance(pending.content, Logged) and pending.content.size_bytes and not blob:
             blob = self._journal.read(key)
         return Change(key, encode_pending(pending), blob)
 
-    def _append_locked(self, changes: list[Change]) -> int:
+    def _append_locked(self, changes: list[Change], slots: Mapping[str, Slot] | None = None) -> int:
         self._ticket = self._journal.append(changes)
-        self._recorded.append((self._ticket, changes))
-        self._changed.append((_GROUP, self._ticket, [tuple(change) for change in changes]))
+        kept: list[tuple[str, bytes | None, bytes | memoryview | tuple[int, int]]] = []
+        for key, header, blob in changes:
+            slot = slots.get(key) if slots else None
+            if slot is not None:
+                slot.ticket = self._ticket
+            kept.append((key, header, blob if slot is None else (slot.number, len(blob))))
+        item = _GROUP, self._ticket, kept
+        self._recorded.append(item)
+        self._changed.append(item)
         self._wake.set()
         return self._ticket
 
@@ -362,6 +374,18 @@ class WriteBack:
                 self._changed.append((_HELD, number, False))
                 if number not in self._refs:
                     self._do_later(partial(self.files.remove, number))
+
+    def free_slot(self, slot: Slot) -> None:
+        """Take note that a draft has let go of its memory. Others have it when what it was recorded with is durable."""
+        with self.lock:
+            if self.is_durable(slot.ticket):
+                self.kept.slots.give_back(slot)
+            else:
+                self._do_later(partial(self._give_back, slot))
+
+    def _give_back(self, slot: Slot) -> None:
+        with self.lock:
+            self.kept.slots.give_back(slot)
 
     def tear(self, number: int, offset: int) -> None:
         """Take note that a staged file is about to be changed in place from this offset on: uploads of it are torn."""
@@ -451,8 +475,7 @@ class WriteBack:
 
     def everything(self) -> Iterator[Item]:
         """See `kept.Source`."""
-        for ticket, changes in self._recorded:
-            yield _GROUP, ticket, [tuple(change) for change in changes]
+        yield from self._recorded
         for pending in self.overlay:
             if not pending.ready:
                 yield _UNREADY, pending.key, encode_pending(pending), pending.touched
@@ -462,11 +485,11 @@ class WriteBack:
     def _take_up(self) -> list[Pending]:
         """Record again what the last owner had recorded and perhaps not made durable, and return what it had pending
         and not recorded."""
-        groups: deque[tuple[int, list[Change]]] = deque()
+        groups: deque[tuple[int, list[Any]]] = deque()
         unready: dict[str, Pending] = {}
         for kind, *item in self.kept.items():
             if kind == _GROUP:
-                groups.append((item[0], [Change(*change) for change in item[1]]))
+                groups.append((item[0], item[1]))
             elif kind == _DURABLE:
                 while groups and groups[0][0] <= item[0]:
                     groups.popleft()
@@ -477,8 +500,11 @@ class WriteBack:
                     unready[key] = replace(decode_pending(key, header, 0), ready=False, touched=touched)
             elif kind == _HELD:
                 (self._kept_files.add if item[1] else self._kept_files.discard)(item[0])
+        look = self.kept.slots.look
         for _, changes in groups:
-            self._append_locked(changes)
+            self._append_locked(
+                [Change(key, header, look(*blob) if isinstance(blob, tuple) else blob) for key, header, blob in changes]
+            )
         return list(unready.values())
 
     def end_taking_up(self) -> None:

@@ -9,6 +9,8 @@ What is changed in one *section*, that is while the engine's lock is held, is on
 it or nothing. Those who have something to keep are `Source`s: asked for what they changed when a section ends, and for
 all that they have when the log has become much longer than that.
 
+The bytes of small files that are being written lie in `Slots` of the same memory, and the log says in which.
+
 A record's length is written last, so one that its writer was killed at is not there; the number that says where the log
 begins is written last as well when it is written anew. Both are stored by one machine instruction. A value is what
 `marshal` takes, which reads what earlier versions of Python wrote, and makes nothing but such values.
@@ -30,8 +32,8 @@ from datacache.core.disk import FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE, allocate
 
 MAGIC = b"dckept01"
 """Names the version of the items, too: a server that knows another one begins with nothing."""
-_START_AT = len(MAGIC)
-_START = struct.Struct("@Q")
+_START_AT, _SIZE_AT = 8, 16
+_NUMBER = struct.Struct("@Q")
 _LENGTH = struct.Struct("@I")
 """In the machine's own order, which `struct` stores as a whole: in others it stores byte by byte."""
 _PAGE = mmap.PAGESIZE
@@ -39,6 +41,12 @@ _STEP_BYTES = 4 * 2**20
 _LEAST_BYTES = 8 * 2**20
 """A log that is shorter is not written anew."""
 _TIMES_LIVE = 2
+_SLOTS_AT = 1 << 36
+"""Where slots begin in the memory, which has nothing in between."""
+SLOT_BYTES = 256 * 1024
+_SLOTS_AT_A_TIME = 16
+_MOST_WARM = 16
+"""Free slots that keep their memory."""
 _MARSHAL_VERSION = 4
 _ITEMS_AT_A_TIME = 500
 
@@ -58,11 +66,75 @@ class Source(Protocol):
         ...
 
 
+class Slot:
+    """Memory of `SLOT_BYTES` bytes. What it had before is in it still."""
+
+    __slots__ = ("memory", "number", "ticket")
+
+    def __init__(self, number: int, memory: memoryview) -> None:
+        self.number, self.memory = number, memory
+        self.ticket = 0
+        """Of the last record whose bytes are these: they are needed until it is durable."""
+
+
+class Slots:
+    """Memory of a memfd, or of this process alone, by numbers. The engine's lock is held."""
+
+    def __init__(self, fd: int = -1) -> None:
+        self._fd = fd
+        self._maps: list[mmap.mmap] = []
+        self._free: list[int] = []
+
+    def take(self) -> Slot:
+        """Return a slot that nobody has: the one that was given back last."""
+        if not self._free:
+            self._map_more()
+        return self._slot(self._free.pop())
+
+    def take_up(self, number: int) -> Slot:
+        """Return the slot that an earlier process has had under this number."""
+        while number >= len(self._maps) * _SLOTS_AT_A_TIME:
+            self._map_more()
+        self._free.remove(number)
+        return self._slot(number)
+
+    def look(self, number: int, size: int) -> bytes:
+        """Return bytes that an earlier process has left in a slot."""
+        return os.pread(self._fd, size, _SLOTS_AT + number * SLOT_BYTES)
+
+    def give_back(self, slot: Slot) -> None:
+        """Let somebody else have a slot."""
+        slot.memory.release()
+        if len(self._free) >= _MOST_WARM:
+            chunk, place = divmod(slot.number, _SLOTS_AT_A_TIME)
+            advice = mmap.MADV_REMOVE if self._fd >= 0 else mmap.MADV_DONTNEED
+            self._maps[chunk].madvise(advice, place * SLOT_BYTES, SLOT_BYTES)
+            self._free.insert(0, slot.number)
+        else:
+            self._free.append(slot.number)
+
+    def _slot(self, number: int) -> Slot:
+        chunk, place = divmod(number, _SLOTS_AT_A_TIME)
+        return Slot(number, memoryview(self._maps[chunk])[place * SLOT_BYTES : (place + 1) * SLOT_BYTES])
+
+    def _map_more(self) -> None:
+        first, size = len(self._maps) * _SLOTS_AT_A_TIME, _SLOTS_AT_A_TIME * SLOT_BYTES
+        if self._fd < 0:
+            self._maps.append(mmap.mmap(-1, size))
+        else:
+            begin = _SLOTS_AT + first * SLOT_BYTES
+            if os.fstat(self._fd).st_size < begin + size:
+                os.ftruncate(self._fd, begin + size)
+            self._maps.append(mmap.mmap(self._fd, size, offset=begin))
+        self._free[:0] = reversed(range(first, first + _SLOTS_AT_A_TIME))
+
+
 class Keeping:
     """Keeps nothing: of a mount that ends with its server, and of an area that is only flushed."""
 
-    def __init__(self) -> None:
+    def __init__(self, slots: Slots | None = None) -> None:
         self._sources: list[Source] = []
+        self.slots = slots or Slots()
 
     def watch(self, source: Source) -> None:
         """Keep what a source has, from now on."""
@@ -86,12 +158,13 @@ class KeptLog(Keeping):
 
     def __init__(self, fd: int) -> None:
         """`fd` is a memfd of `make`, this object's from now on. Raises `ValueError` for one of another version."""
-        super().__init__()
+        super().__init__(Slots(fd))
         self._fd = fd
-        self._map = mmap.mmap(fd, os.fstat(fd).st_size)
-        if self._map[:_START_AT] != MAGIC:
+        if os.pread(fd, len(MAGIC), 0) != MAGIC:
             raise ValueError("the memory was kept by another version")
-        (self._start,) = _START.unpack_from(self._map, _START_AT)
+        (size,) = _NUMBER.unpack(os.pread(fd, _NUMBER.size, _SIZE_AT))
+        self._map = mmap.mmap(fd, size)
+        (self._start,) = _NUMBER.unpack_from(self._map, _START_AT)
         self._end = self._start
         self._anew_bytes = 0
         for _ in self._records():
@@ -103,7 +176,7 @@ class KeptLog(Keeping):
         """Make an empty one."""
         fd = os.memfd_create("datacache-mount", os.MFD_CLOEXEC)
         os.ftruncate(fd, _STEP_BYTES)
-        os.pwrite(fd, MAGIC + _START.pack(_PAGE), 0)
+        os.pwrite(fd, MAGIC + _NUMBER.pack(_PAGE) + _NUMBER.pack(_STEP_BYTES), 0)
         return cls(fd)
 
     def fileno(self) -> int:
@@ -140,7 +213,7 @@ class KeptLog(Keeping):
         if size <= self._start - _PAGE:  # it fits before the old one, and does not wander off
             self._map[_PAGE : _PAGE + size] = self._map[start : start + size]
             start, at = _PAGE, _PAGE + at - start
-        _START.pack_into(self._map, _START_AT, start)
+        _NUMBER.pack_into(self._map, _START_AT, start)
         self._start, self._end, self._anew_bytes = start, at, at - start
         self._free(_PAGE, start)
         self._clear(at)
@@ -173,8 +246,10 @@ class KeptLog(Keeping):
         end = begin + len(content)
         if end + _LENGTH.size > len(self._map):
             size = -(-(end + _LENGTH.size) // _STEP_BYTES) * _STEP_BYTES
-            os.ftruncate(self._fd, size)
-            self._map.resize(size)
+            if os.fstat(self._fd).st_size < size:
+                os.ftruncate(self._fd, size)
+            self._map = mmap.mmap(self._fd, size)
+            _NUMBER.pack_into(self._map, _SIZE_AT, size)
         self._map[begin:end] = content
         _LENGTH.pack_into(self._map, at, len(content))
         return end

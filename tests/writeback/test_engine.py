@@ -239,7 +239,7 @@ def test_a_draft_that_began_with_nothing_leaves_what_was_acknowledged_alone(open
 
 def test_drafts_read_what_was_written_small_and_large_with_gaps(open_rig):
     engine = open_rig().engine
-    draft = Draft(engine, FILE)
+    draft = Draft.of_bytes(engine, FILE)
     expected = bytearray()
     for offset, data in [(5, b"abc"), (0, b"xy"), (INLINE_BYTES - 1, b"over the limit"), (200_000, b"far")]:
         expected.extend(bytes(max(0, offset + len(data) - len(expected))))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
-from datacache.writeback.kept import MAGIC, Item, KeptLog, SectionLock
+from datacache.writeback.kept import MAGIC, SLOT_BYTES, Item, KeptLog, SectionLock, Slots
 
 
 class Numbers:
@@ -67,7 +67,7 @@ def test_a_log_that_is_written_for_long_stays_small_and_says_the_same():
             numbers.set(f"{number % 100}" + 1000 * "x", number)
     assert found(again(log)) == numbers.now
     assert allocated(log) <= 12 * 2**20  # of 60 MB
-    assert os.fstat(log.fileno()).st_size <= 24 * 2**20
+    assert len(log._map) <= 24 * 2**20
 
 
 def test_what_is_live_may_be_much():
@@ -123,3 +123,36 @@ def test_memory_of_another_version_is_refused():
     os.pwrite(log.fileno(), bytes(reversed(MAGIC)), 0)
     with pytest.raises(ValueError, match="another version"):
         again(log)
+
+
+def test_the_bytes_of_a_slot_are_there_for_the_next_process_and_others_get_other_slots():
+    log = KeptLog.make()
+    slots = [log.slots.take() for _ in range(40)]
+    assert len({slot.number for slot in slots}) == 40
+    for slot in slots:
+        slot.memory[:4] = slot.number.to_bytes(4, "big")
+    after = again(log).slots
+    assert after.look(33, 4) == b"\0\0\0\x21"
+    kept = [after.take_up(number) for number in (33, 7)]
+    assert [bytes(slot.memory[:4]) for slot in kept] == [b"\0\0\0\x21", b"\0\0\0\x07"]
+    others = {after.take().number for _ in range(60)}
+    assert len(others) == 60
+    assert not others & {33, 7}
+
+
+@pytest.mark.parametrize("make", [lambda: KeptLog.make().slots, Slots], ids=["kept", "alone"])
+def test_free_slots_give_memory_back_but_for_some(make: Callable[[], Slots]):
+    def resident() -> int:
+        with open("/proc/self/smaps_rollup", encoding="ascii") as file:
+            return next(int(line.split()[1]) for line in file if line.startswith("Rss:")) * 1024
+
+    slots = make()
+    before = resident()
+    taken = [slots.take() for _ in range(200)]
+    for slot in taken:
+        slot.memory[:] = bytes(SLOT_BYTES)
+    assert resident() - before > 180 * SLOT_BYTES
+    for slot in taken:
+        slots.give_back(slot)
+    assert resident() - before < 30 * SLOT_BYTES
+    assert {slots.take().number for _ in range(208)} == set(range(208))

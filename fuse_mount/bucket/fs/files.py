@@ -21,7 +21,7 @@ from datacache.writeback.journal.segments import FULL
 from datacache.writeback.live import LiveBucket
 from datacache.writeback.model import Content, Logged, Staged, Stored
 from datacache.writeback.remote.bucket import Needs
-from fuse_mount.bucket.fs.notes import BYTES, WRITTEN, Notes
+from fuse_mount.bucket.fs.notes import SIZE, Notes
 from fuse_mount.bucket.fs.tree import LOCAL, OpenFile
 
 T = TypeVar("T")
@@ -193,7 +193,7 @@ class OpenFiles:
                     draft.empty()
                 finally:
                     file.io.release()
-                self._note_bytes(file, draft)
+                file.draft = draft  # noted: it lies elsewhere now
                 self.charge(file, 0)
             return draft
         return self._begin(file, empty=empty)
@@ -202,28 +202,22 @@ class OpenFiles:
         content = file.content
         if empty:
             self._drop_fetched(file.fetched)
-            draft = Draft(self._engine, file.attributes)
+            draft = Draft.of_bytes(self._engine, file.attributes)
         elif isinstance(content, Stored):
             draft = self._of_fetched(file, content)
         elif isinstance(content, Logged):
-            draft = Draft(self._engine, file.attributes, self._blob(file))
+            draft = Draft.of_bytes(self._engine, file.attributes, self._blob(file))
         else:
             draft = Draft.of_staged(self._engine, file.attributes, content.file)
         file.fetched = file.reader = None
-        self.set_draft(file, draft)
+        file.draft = draft
         self.charge(file, draft.size)
         return draft
 
-    def set_draft(self, file: OpenFile, draft: Draft) -> None:
-        """Have a file changed in a draft from now on."""
-        file.draft = draft
-        self._note_bytes(file, draft)
-
-    def _note_bytes(self, file: OpenFile, draft: Draft) -> None:
-        """Keep the bytes of a draft in memory for the server's successor."""
-        blob = draft.blob()
-        if blob is not None:
-            self._notes.items.append((BYTES, file.node.ino, blob))
+    def _note_size(self, file: OpenFile, draft: Draft) -> None:
+        """Keep how many bytes a draft in memory has for the server's successor."""
+        if draft.slot is not None:
+            self._notes.items.append((SIZE, file.node.ino, draft.size))
 
     def _note_dirty(self, file: OpenFile, draft: Draft) -> None:
         draft.note_change()
@@ -260,7 +254,7 @@ class OpenFiles:
             raise Needs(lambda: self._fetch(file, content))
         if isinstance(fetched[1], int):
             return Draft.of_staged(self._engine, file.attributes, fetched[1])
-        return Draft(self._engine, file.attributes, fetched[1])
+        return Draft.of_bytes(self._engine, file.attributes, fetched[1])
 
     def _fetch(self, file: OpenFile, content: Stored) -> None:
         """Bring bytes here that are to be changed in part, or kept. The kernel sends many writes at once: one of them
@@ -321,8 +315,7 @@ class OpenFiles:
         try:
             self._note_dirty(file, draft)
             draft.write(offset, data)
-            if draft.in_memory(0):
-                self._notes.items.append((WRITTEN, file.node.ino, offset, data))
+            self._note_size(file, draft)
             file.unsettled_bytes += len(data)
         except OSError as exc:
             if exc.errno not in FULL:
@@ -357,7 +350,7 @@ class OpenFiles:
                 finally:
                     with self._engine.lock:
                         file.draft = draft  # noted: its bytes may lie in a file by now
-                        self._note_bytes(file, draft)
+                        draft.let_go_of_spilled()
             self._staged.wait_for_room(n_bytes, deadline - time.monotonic(), refused=True)
 
     def allocate(self, file: OpenFile, mode: int, offset: int, size: int) -> None:
@@ -437,7 +430,7 @@ class OpenFiles:
                 draft.truncate(size)
             finally:
                 file.io.release()
-            self._note_bytes(file, draft)
+            file.draft = draft
             self.charge(file, size)
         self._note_dirty(file, draft)
 

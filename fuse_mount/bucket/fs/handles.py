@@ -403,7 +403,8 @@ class Handles:
                 content, blob = draft.content(), draft.blob()
                 pending = engine.plan_change(key, draft.attributes, content, base=file.base)
                 uncommitted = 0 if engine.is_durable(file.ticket) else file.uncommitted_bytes
-                file.ticket = engine.record([pending], blobs={key: blob} if blob else {})
+                slots = {key: draft.slot} if draft.slot is not None else {}
+                file.ticket = engine.record([pending], blobs={key: blob} if blob else {}, slots=slots)
                 draft.settled_changes = changes
                 file.is_dirty = draft.dirty
                 file.unsettled_bytes -= taken

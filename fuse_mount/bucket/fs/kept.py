@@ -7,8 +7,7 @@ it when a section ends. What is pending is the engine's to keep. Items, by their
     gone, ino               no node any more
     file, ino, …            an open file as it is now
     closed, ino             nobody has the file open any more
-    bytes, ino, data        all bytes of the draft of a file, where it is in memory
-    written, ino, at, data  bytes that were written into that draft
+    size, ino, n            the bytes that the draft of a file has, where it is in memory
     handle, n, ino, writes  a handle of an open file; ino 0: it is released
     listing, n, ino         a handle of a folder; ino 0: it is released
     told, n, at, names      names that the kernel was told from a position of a listing on
@@ -19,7 +18,6 @@ it when a section ends. What is pending is the engine's to keep. Items, by their
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -29,8 +27,8 @@ from datacache.writeback.model import Attributes, Content, Staged, Stored, logge
 from fuse_mount.bucket.fs.handles import Handles
 from fuse_mount.bucket.fs.names import Listing, Names
 from fuse_mount.bucket.fs.nodes import Nodes
-from fuse_mount.bucket.fs.notes import BYTES, DONE, HANDLE, LISTING, ROOT_ATTRIBUTES, TOLD, WRITTEN, Done, Notes
-from fuse_mount.bucket.fs.tree import IN_MEMORY, FileRow, Node, NodeRow, OpenFile
+from fuse_mount.bucket.fs.notes import DONE, HANDLE, LISTING, ROOT_ATTRIBUTES, SIZE, TOLD, Done, Notes
+from fuse_mount.bucket.fs.tree import FileRow, Node, NodeRow, OpenFile
 from fuse_mount.errno_map import errno_of
 
 _NODE, _GONE, _FILE, _CLOSED, _NEXT = "node", "gone", "file", "closed", "next"
@@ -70,8 +68,6 @@ class Kept:
         for node in self.tree:
             yield _node_item(node)
             if node.open is not None:
-                if node.draft is not None and (blob := node.draft.blob()) is not None:
-                    yield BYTES, node.ino, blob
                 yield self._file_item(node.open)
         yield from self._handles.everything()
         yield from self._names.everything()
@@ -79,11 +75,8 @@ class Kept:
             yield DONE, unique, done.ino, done.handle, 0
 
     def _file_item(self, file: OpenFile) -> Item:
-        draft, place = file.draft, None
-        if draft is not None:
-            content = draft.content()
-            place = content.file if isinstance(content, Staged) else IN_MEMORY
-        spoiled = None
+        draft, spoiled = file.draft, None
+        staged = draft.content() if draft is not None else None
         if file.spoiled is not None:
             number = file.spoiled.errno if isinstance(file.spoiled, OSError) else None
             spoiled = (number or errno_of(file.spoiled), str(file.spoiled))
@@ -95,7 +88,9 @@ class Kept:
                 tuple(draft.attributes if draft is not None else file.attributes),
                 (type(file.content).__name__, *file.content),
                 file.base,
-                place,
+                staged.file if isinstance(staged, Staged) else None,
+                draft.slot.number if draft is not None and draft.slot is not None else None,
+                draft.size if draft is not None and draft.slot is not None else 0,
                 file.is_dirty,
                 (file.nameless, file.is_unnamed, file.replaced),
                 spoiled,
@@ -122,7 +117,7 @@ class Kept:
         if found.root is not None:
             self._nodes.root_attributes = found.root
         for ino, row in found.files.items():
-            self._restore_file(self.tree.get(ino), row, found.buffers.get(ino, b""))
+            self._restore_file(self.tree.get(ino), row)
         left = self._handles.restore(found.handles, next_handle)
         self._names.restore(found.listings, next_listing)
         self._notes.restore_done(found.done)
@@ -130,22 +125,22 @@ class Kept:
             self.tree.rest(node)
         return left
 
-    def _restore_file(self, node: Node, row: FileRow, data: bytes | bytearray) -> None:
+    def _restore_file(self, node: Node, row: FileRow) -> None:
         engine, files, (kind, *content) = self._engine, self._nodes.files, row.content
         file = node.open = OpenFile(node, Attributes(*row.attributes), _CONTENTS[kind](*content), row.base)
         file.nameless, file.is_unnamed, file.replaced = row.names
         if row.spoiled is not None:
             file.spoiled = OSError(*row.spoiled)
         file.ticket = engine.last_ticket
-        if row.place is None:
-            return
-        if row.place >= 0:
-            draft = Draft.of_staged(engine, file.attributes, row.place)
+        if row.staged is not None:
+            draft = Draft.of_staged(engine, file.attributes, row.staged)
+        elif row.slot is not None:
+            draft = Draft(engine, file.attributes, engine.kept.slots.take_up(row.slot), row.size_bytes)
         else:
-            draft = Draft(engine, file.attributes, bytes(data))
+            return
         draft.changes, file.is_dirty = int(row.is_dirty), row.is_dirty
         file.unsettled_bytes = draft.size if row.is_dirty else 0
-        files.set_draft(file, draft)
+        file.draft = draft
         files.charge(file, draft.size)
 
 
@@ -155,15 +150,14 @@ class Found:
     def __init__(self, items: Iterator[Item]) -> None:
         self.nodes: dict[int, NodeRow] = {}
         self.files: dict[int, FileRow] = {}
-        self.buffers: defaultdict[int, bytearray] = defaultdict(bytearray)
         self.handles: dict[int, tuple[int, bool]] = {}
         self.listings: dict[int, Listing] = {}
         self.done: dict[int, Done] = {}
         self.root: Attributes | None = None
         self.next = (0, 0, 0)
         take: dict[str, Callable[..., None]] = {
-            _NODE: self._node, _GONE: self._gone, _FILE: self._file, _CLOSED: self._closed, BYTES: self._bytes,
-            WRITTEN: self._written, HANDLE: self._handle, LISTING: self._listing, TOLD: self._told, DONE: self._done,
+            _NODE: self._node, _GONE: self._gone, _FILE: self._file, _CLOSED: self._closed, SIZE: self._size,
+            HANDLE: self._handle, LISTING: self._listing, TOLD: self._told, DONE: self._done,
             ROOT_ATTRIBUTES: self._root, _NEXT: self._next,
         }  # fmt: skip
         for kind, *fields in items:
@@ -178,22 +172,13 @@ class Found:
         self.nodes.pop(ino, None)
 
     def _file(self, ino: int, *fields: Any) -> None:
-        row = self.files[ino] = FileRow(*fields)
-        if row.place != IN_MEMORY:
-            self.buffers.pop(ino, None)
+        self.files[ino] = FileRow(*fields)
+
+    def _size(self, ino: int, size_bytes: int) -> None:
+        self.files[ino] = self.files[ino]._replace(size_bytes=size_bytes)
 
     def _closed(self, ino: int) -> None:
         self.files.pop(ino, None)
-        self.buffers.pop(ino, None)
-
-    def _bytes(self, ino: int, data: bytes) -> None:
-        self.buffers[ino] = bytearray(data)
-
-    def _written(self, ino: int, offset: int, data: bytes) -> None:
-        buffer = self.buffers[ino]
-        if offset > len(buffer):
-            buffer.extend(bytes(offset - len(buffer)))
-        buffer[offset : offset + len(data)] = data
 
     def _handle(self, number: int, ino: int, writes: bool) -> None:
         if ino:

@@ -273,9 +273,8 @@ class Names:
         node.cached = LOCAL
         file = node.open = OpenFile.of(node, state)
         file.is_unnamed = node.is_gone
-        draft = Draft(self._engine, state.attributes)
-        draft.changes, file.is_dirty = 1, True
-        self._files.set_draft(file, draft)
+        file.draft = Draft.of_bytes(self._engine, state.attributes)
+        file.draft.changes, file.is_dirty = 1, True
         handle = self._handles.add_locked(file, writes=True)
         self._notes.note_done(node.ino, handle)
         return handle, self._nodes.attr_now(node)

@@ -13,8 +13,8 @@ from datacache.writeback.kept import Item
 if TYPE_CHECKING:
     from fuse_mount.bucket.fs.tree import Node, OpenFile
 
-BYTES, WRITTEN, HANDLE, LISTING, TOLD, DONE, ROOT_ATTRIBUTES = (
-    "bytes", "written", "handle", "listing", "told", "done", "root",
+SIZE, HANDLE, LISTING, TOLD, DONE, ROOT_ATTRIBUTES = (
+    "size", "handle", "listing", "told", "done", "root",
 )  # fmt: skip
 """Kinds of items. See `kept.py`."""
 _MOST_DONE = 2000

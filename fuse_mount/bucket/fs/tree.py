@@ -169,10 +169,6 @@ class NodeRow(NamedTuple):
     cached: str
 
 
-IN_MEMORY = -1
-"""For `FileRow.place`."""
-
-
 class FileRow(NamedTuple):
     """What a server keeps of an open file for its successor. Values are such as `marshal` takes."""
 
@@ -180,8 +176,12 @@ class FileRow(NamedTuple):
     content: tuple[Any, ...]
     """The name of its type, and its fields."""
     base: str
-    place: int | None
-    """The number of the draft's staged file, or `IN_MEMORY`; None for no draft."""
+    staged: int | None
+    """The number of the draft's staged file."""
+    slot: int | None
+    """The number of the slot that has the draft's bytes. None of both: there is no draft."""
+    size_bytes: int
+    """Of a draft in a slot."""
     is_dirty: bool
     names: tuple[bool, bool, bool]
     """`nameless`, `is_unnamed` and `replaced`."""
