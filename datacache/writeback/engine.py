@@ -470,7 +470,9 @@ class WriteBack:
 
     def take_changed(self) -> list[Item]:
         """See `kept.Source`."""
-        changed, self._changed = self._changed, []
+        changed = self._changed
+        if changed:
+            self._changed = []
         return changed
 
     def everything(self) -> Iterator[Item]:

@@ -57,7 +57,7 @@ Item = tuple[Any, ...]
 class Source(Protocol):
     """Somebody who has something to keep. Called with the engine's lock held."""
 
-    def take_changed(self) -> Iterable[Item]:
+    def take_changed(self) -> list[Item]:
         """Return items of what was changed since the last call."""
         ...
 
@@ -193,7 +193,10 @@ class KeptLog(Keeping):
             yield from marshal.loads(record)  # noqa: S302 - an earlier process of ours wrote it
 
     def end_section(self) -> None:
-        changed = [item for source in self._sources for item in source.take_changed()]
+        changed: list[Item] = []
+        for source in self._sources:  # most sections change nothing
+            if found := source.take_changed():
+                changed += found
         if not changed:
             return
         self._end = self._append(self._end, changed)

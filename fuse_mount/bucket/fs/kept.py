@@ -47,9 +47,10 @@ class Kept:
     def take_changed(self) -> list[Item]:
         """See `writeback.kept.Source`."""
         notes = self._notes
-        items, changed = notes.items, list(notes.changed)
+        items, changed = notes.items, notes.changed
+        if not items and not changed:
+            return items
         notes.items = []
-        notes.changed.clear()
         for each in changed:
             if isinstance(each, OpenFile):
                 if each.node.open is each:
@@ -59,6 +60,7 @@ class Kept:
             if each.open is None and each.ino in self._open:
                 self._open.discard(each.ino)
                 items.append((_CLOSED, each.ino))
+        changed.clear()
         return items
 
     def everything(self) -> Iterator[Item]:
