@@ -66,6 +66,10 @@ class Overlay:
         """Return the names right in a folder of which something is pending at or below them; folders end in '/'."""
         return list(self._names.get(folder, ()))
 
+    def n_names(self, folder: str) -> int:
+        """Return how many `names` there are."""
+        return len(self._names.get(folder, ()))
+
     def below(self, folder: str) -> Iterator[str]:
         """Yield all pending keys below a folder, without its own. Not to be changed meanwhile."""
         waiting = [folder]

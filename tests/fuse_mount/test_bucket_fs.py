@@ -23,6 +23,7 @@ from datacache.writeback.remote.bucket import Needs
 from datacache.writeback.staging import losses
 from fuse_mount.bucket.fs import nodes as bucket_nodes
 from fuse_mount.bucket.fs import tree as bucket_tree
+from fuse_mount.bucket.fs import view as bucket_view
 from fuse_mount.bucket.fs.bucket_fs import BucketFs
 from fuse_mount.bucket.fs.names import Changes
 from fuse_mount.bucket.fs.nodes import Attr
@@ -114,6 +115,10 @@ class Directory:
         self.do(self.fs.names.unlink, *self._place(path))
         self.fs.handles.commit()
 
+    def rmdir(self, path: str) -> None:
+        self.do(self.fs.names.rmdir, *self._place(path))
+        self.fs.handles.commit()
+
     def rename(self, old: str, new: str) -> None:
         self.do(self.fs.names.rename, *self._place(old), *self._place(new))
         self.fs.handles.commit()
@@ -187,6 +192,34 @@ def test_a_new_file_is_in_the_bucket_only_after_it_was_closed(opened: Open, buck
     directory.close(handle)
     directory.flush()
     assert (bucket / "a").read_bytes() == b"bytes"
+
+
+@promise("`st_nlink` of a folder counts the folders in it where its listing is known, and else is 1")
+def test_links_of_a_folder_are_exact_or_not_told(opened: Open, bucket: Path, monkeypatch: pytest.MonkeyPatch):
+    for folder in ("theirs/x", "theirs/y"):
+        (bucket / folder).mkdir(parents=True)
+        (bucket / folder / "file").write_bytes(b"")
+    directory = opened(ttl_s=60.0)
+
+    def links(*paths: str) -> list[int]:
+        return [directory.attr(path).links for path in paths]
+
+    assert links("theirs", "theirs/x") == [1, 1]
+    assert directory.names("theirs") == ["x", "y"]
+    assert links("theirs") == [4]
+    for made in ("ours", "ours/a", "ours/b", "theirs/z"):
+        directory.mkdir(made)
+    directory.write("ours/file", b"")
+    assert links("ours", "ours/a", "theirs") == [4, 2, 5]
+    directory.rename("ours/b", "theirs/b")
+    directory.rename("theirs/x", "ours/a/x")
+    directory.rmdir("theirs/z")
+    assert links("ours", "ours/a", "theirs") == [3, 3, 4]
+    directory.write("theirs/y/file", b"new")
+    directory.flush()
+    assert links("theirs") == [4]
+    monkeypatch.setattr(bucket_view, "_MOST_COUNTED", -1)
+    assert links("theirs") == [1]
 
 
 @promise("A file made with `O_TMPFILE` gets to the bucket whole once it is given its name, or not at all")

@@ -112,6 +112,13 @@ class RemoteView:
             raise Needs(lambda: self._look_ahead(folder + name for name in unknown))
         return listed
 
+    def folders(self, folder: str) -> Collection[str] | None:
+        """Return the names of the folders in a folder; None where that has to be asked for."""
+        listed = self._known.folders.get(folder)
+        if listed is not None and (self._is_fresh(listed.read_at) or self._requests.is_away()):
+            return listed.folders
+        return () if self.is_made_here(folder) else None
+
     def take_below(self, folders: Collection[str]) -> dict[str, dict[str, RemoteFile]]:
         """Return every object below each of these folders, which were listed just now, to be renamed at once."""
         listed, known = [folder for folder in folders if not self.is_made_here(folder)], self._known.below

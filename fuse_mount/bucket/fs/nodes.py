@@ -136,10 +136,15 @@ class Nodes:
         kept = state.attributes
         mtime_ns = max(node.mtime_ns, kept.mtime_ns)
         ctime_ns = max(node.ctime_ns, mtime_ns)
-        links = 0 if node.is_gone else 1
+        links = 0 if node.is_gone else 1 if not node.is_folder else self._links_of_folder(state.key)
         atime_ns = mtime_ns if kept.atime_ns is None else kept.atime_ns
         owner = kept.uid, kept.gid
         return Attr(node.ino, kept.mode, *owner, size, mtime_ns, ctime_ns, links, state.complete, kept.rdev, atime_ns)
+
+    def _links_of_folder(self, key: str) -> int:
+        """Return one for its name, its own and each folder's in it; 1 for 'not counted', as btrfs has it."""
+        n_folders = self.view.count_folders(key)
+        return 1 if n_folders is None else 2 + n_folders
 
     def attr_now(self, node: Node) -> Attr:
         """Return the answer to stat(2) for a node as it is now."""

@@ -17,6 +17,9 @@ from datacache.writeback.remote.bucket import RemoteView
 FOLDER_BASE = "folder"
 """`Pending.base` of a folder that the bucket has, with or without a marker object."""
 
+_MOST_COUNTED = 100
+"""Pending names of a folder that stat(2) may look through."""
+
 
 class State(NamedTuple):
     """The file or folder under a name."""
@@ -85,6 +88,23 @@ class View:
             else:
                 found.discard(plain)
         return sorted(found)
+
+    def count_folders(self, folder: str) -> int | None:
+        """Return how many folders lie in a folder; None where that has to be asked for, or much is pending in it."""
+        remote = self.remote.folders(folder)
+        if remote is None or self._overlay.n_names(folder) > _MOST_COUNTED:
+            return None
+        count = len(remote)
+        for name in self._overlay.names(folder):
+            if name.endswith("/"):
+                key, was_there = folder + name, name in remote
+                marker = self._overlay.get(key)
+                if marker is None:
+                    is_there = was_there or self._overlay.exists_below(key)
+                else:
+                    is_there = marker.attributes is not None
+                count += is_there - was_there
+        return count
 
     def folder_attributes(self, folder: str) -> Attributes:
         """Return a folder's attributes, as far as they are known."""
