@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from fuse_mount.kernel.session import mounts as mounts
     from fuse_mount.kernel.session import resolved as resolved
     from fuse_mount.kernel.session import users_of as users_of
+    from fuse_mount.lifecycle.launch import await_server as await_server
     from fuse_mount.lifecycle.launch import bucket_mount_at as bucket_mount_at
     from fuse_mount.lifecycle.launch import bucket_status as bucket_status
     from fuse_mount.lifecycle.launch import flush as flush

@@ -47,6 +47,7 @@ def main() -> int:
     parser.add_argument("--first", type=int, metavar="N", help="with --supervise: the socket of who started it")
     parser.add_argument("--alone", action="store_true", help="with --supervise: nobody else joins")
     parser.add_argument("--restarts", type=int, default=0, metavar="N", help="how many servers died before")
+    parser.add_argument("--held", metavar="N,N,N", help="connection, memory and device of a mount to go on with")
     parser.add_argument("--only-if-dead", action="store_true", help="leave a mount alone whose supervisor lives")
     parser.add_argument("--hosted", action="store_true", help="serve here: a mount host asked for it")
     parser.add_argument(
@@ -81,9 +82,12 @@ def main() -> int:
 
 def _run(arguments: argparse.Namespace, report: process.Report) -> int:
     if arguments.bucket_server is not None:
+        from fuse_mount.bucket.held import HeldMount
         from fuse_mount.bucket.server import BucketServer
 
-        return BucketServer(BucketConfig.from_json(arguments.bucket_server), arguments.restarts).run(report)
+        held = HeldMount.from_argument(arguments.held) if arguments.held else None
+        server = BucketServer(BucketConfig.from_json(arguments.bucket_server), arguments.restarts, held)
+        return server.run(report, arguments.ready_fd)
     if arguments.supervise:
         from fuse_mount.lifecycle.supervisor import Supervisor
 

@@ -4,8 +4,8 @@ A mount of FUSE is gone when the last copy of its descriptor is closed. Its supe
 layer knows nothing) hands a copy over, with a command that brings a new owner up, and keeps the connection open. When
 that ends without a word, and the kernel still serves the descriptor, the command is run: it asks for the descriptor
 and is the next owner. What comes without a descriptor is only started again. Of several descriptors the first is the
-one that is given out; the others are held because the kernel aborts what was read from a queue when its last copy is
-closed.
+one whose end is looked for. The others are held because the kernel aborts what was read from a queue when its last copy
+is closed, or are memory that goes with the mount.
 
 `note` is for people, and says which thing it is: what comes with another note under the same key is another thing in
 the place of the former, whose owners count for nothing any more.
@@ -17,7 +17,7 @@ Messages on `<home>/run/keeper.sock` (mode 0600) are JSON lines, each answered b
 
     {"op": "keep", "key", "argv", "environment", "log", "note", "descriptors": N}    N descriptors come along
     {"op": "release", "key"}     it is over, and nothing is to be run; a connection that ends releases nothing
-    {"op": "fetch", "key"}       {"ok": {"note"}} with a copy of the first descriptor, if there is one
+    {"op": "fetch", "key"}       {"ok": {"note"}} with copies of its descriptors
     {"op": "list"}               {"ok": {key: {"owned": bool, "descriptor": bool, "note"}}}
 """
 
@@ -201,32 +201,32 @@ class Keeper:
             return
         for line in lines:
             try:
-                answer, fd = self._answer(client, ipc.parse_object(line))
+                answer, fds = self._answer(client, ipc.parse_object(line))
             except (ValueError, KeyError, TypeError, AttributeError) as exc:
-                answer, fd = {"error": f"bad request: {exc!r}"}, None
-            if not client.lines.send(answer, [] if fd is None else [fd]):
+                answer, fds = {"error": f"bad request: {exc!r}"}, []
+            if not client.lines.send(answer, fds):
                 self._lose(client)
                 return
 
-    def _answer(self, client: _Client, message: dict[str, Any]) -> tuple[dict[str, Any], int | None]:
+    def _answer(self, client: _Client, message: dict[str, Any]) -> tuple[dict[str, Any], list[int]]:
         operation = message["op"]
         if operation == "keep":
-            return self._keep(client, message), None
+            return self._keep(client, message), []
         if operation == "release":
             self._release(client, str(message["key"]))
-            return {"ok": None}, None
+            return {"ok": None}, []
         if operation == "fetch":
             kept = self._kept.get(str(message["key"]))
             if kept is None or _is_gone(kept):
-                return {"error": "it is not kept here"}, None
-            return {"ok": {"note": kept.note}}, kept.fds[0] if kept.fds else None
+                return {"error": "it is not kept here"}, []
+            return {"ok": {"note": kept.note}}, kept.fds
         if operation == "list":
             of_all = {
                 key: {"owned": bool(kept.owners), "descriptor": bool(kept.fds), "note": kept.note}
                 for key, kept in self._kept.items()
             }
-            return {"ok": of_all}, None
-        return {"error": f"unknown operation {operation!r}"}, None
+            return {"ok": of_all}, []
+        return {"error": f"unknown operation {operation!r}"}, []
 
     def _keep(self, client: _Client, message: dict[str, Any]) -> dict[str, Any]:
         count = int(message["descriptors"])

@@ -234,7 +234,7 @@ def _unmount_bucket(
     done = {"mountpoint": str(info.mountpoint), "unmounted": True}
     text = f"{info.mountpoint} is unmounted"
     try:
-        fuse_mount.bucket_status(info)
+        fuse_mount.await_server(info)
     except MountError:
         fuse_mount.take_away_dead(info)
         return done | {"left": None}, f"{text}. Nothing had served it: what may be left {way_on}"

@@ -91,13 +91,18 @@ class KernelSkin:
         self._ended = threading.Event()
         self._stale: queue.SimpleQueue[tuple[int, str] | None] = queue.SimpleQueue()
 
+    def begin(self, fd: int) -> bool:
+        """Answer the first request of a new mount. Return whether the kernel can send requests again, so that the next
+        server can go on. Raises `MountError`."""
+        session.answer_init(fd, writable=True)
+        return session.resend(fd)
+
     def serve(self, fs: BucketFs, fd: int, failures: FailureLog) -> None:
         """Answer the kernel on the descriptor of a mount, until that is unmounted, or `stop` is called and all that was
-        read is answered. `failures` gets what those see as an errno who read and write. Raises `MountError`."""
+        read is answered. `failures` gets what those see as an errno who read and write."""
         sys.setswitchinterval(_SWITCH_S)
         self.fs, self.fd, self.refusals = fs, fd, Refusals(fs, failures)
         signal.signal(signal.SIGUSR1, lambda *_: None)  # ends a read(2)
-        session.answer_init(fd, writable=True)
         threading.Thread(target=self._forget_names, name="stale", daemon=True).start()
         try:
             _Turn(self).run()

@@ -50,6 +50,10 @@ _SWITCH_S = 0.0005
 class Pyfuse3Skin:
     """One mount, whose process has no other. `serve` is called once, by the main thread; the other methods by any."""
 
+    def begin(self, fd: int) -> bool:
+        """Leave the first request to `serve`; no next server goes on with the connection."""
+        return False
+
     def serve(self, fs: BucketFs, fd: int, failures: FailureLog) -> None:
         """Answer the kernel on the descriptor of a mount until it is unmounted. `failures` gets what those see as an
         errno who read and write. Raises what pyfuse3 raises if it cannot be served."""

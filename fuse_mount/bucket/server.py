@@ -7,6 +7,9 @@ the control socket has its own. After an unmount, or SIGTERM or SIGINT (it flush
 who still has files open), it goes on uploading for a while (`stop_flush_s`), until a second signal; what is left after
 that stays in the staging area. Where the connection to the kernel ends and the mount is still there (aborted through
 sysfs, an error of ours) the exit code is not 0, and the supervisor starts the next server.
+
+Where the kernel can send requests again (Linux 6.9), the first server hands the connection and the memory that it keeps
+its state in to the supervisor before it serves; the next ones get both and go on, without mounting (`held`).
 """
 
 from __future__ import annotations
@@ -26,8 +29,10 @@ from datacache.core import ipc
 from datacache.core.breaker import pause_s
 from datacache.core.errors import DatacacheError, MountError
 from datacache.settings import load_settings
+from datacache.writeback.kept import KeptLog
 from fuse_mount.bucket.areas import left_of, note_left
 from fuse_mount.bucket.chores import Chores
+from fuse_mount.bucket.held import REFUSED, HeldMount, hand_over, lock
 from fuse_mount.bucket.metrics import render_metrics
 from fuse_mount.errno_map import FailureLog
 from fuse_mount.kernel import session
@@ -58,6 +63,10 @@ class _Interrupted(Exception):  # noqa: N818 - it is no error: nobody waits any 
 
 class Skin(Protocol):
     """`BucketFs` behind one way of talking to the kernel."""
+
+    def begin(self, fd: int) -> bool:
+        """Answer the first request of a new mount. Return whether the next server can go on with its connection."""
+        ...
 
     def serve(self, fs: BucketFs, fd: int, failures: FailureLog) -> None:
         """Answer the kernel on the descriptor of a mount until it is unmounted. In the main thread."""
@@ -90,10 +99,15 @@ def _skin_of(fuse: str) -> Skin:
 class BucketServer:
     """One mount, from its start to its end."""
 
-    def __init__(self, config: BucketConfig, restarts: int) -> None:
+    def __init__(self, config: BucketConfig, restarts: int, held: HeldMount | None) -> None:
+        """`held` is what a former server has left."""
         self._config = config
+        self._held = held
+        """What the next one goes on with, if it can. Not changed once the control socket is there."""
         self._restarts = restarts
         self._files = BucketFiles(config.home, config.mountpoint)
+        self._lock = -1
+        """Of the memory; the process's end gives it back."""
         self._signals: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._live: LiveBucket
         self._fs: BucketFs
@@ -112,31 +126,41 @@ class BucketServer:
         self._failures: tuple[Failure, ...] = ()
         """The last errors that somebody who reads or writes got. Changed by the serving thread alone."""
 
-    def run(self, report: process.Report) -> int:
-        """Serve to the end; the exit code. Raises `DatacacheError` where it does not come to serving."""
+    def run(self, report: process.Report, line: int | None) -> int:
+        """Serve to the end; the exit code. `line` is the socket of the supervisor that hears `report`. Raises
+        `DatacacheError` where it does not come to serving."""
         process.raise_open_files()  # each file that is open here has a file in the staging area
         from fuse_mount.bucket.fs.bucket_fs import BucketFs
         from fuse_mount.bucket.opening import open_live
 
-        self._skin = _skin_of(load_settings().fuse)
+        fuse, goes_on = load_settings().fuse, self._held is not None
+        self._skin = _skin_of(fuse)
+        try:
+            kept = self._kept_log(fuse)
+        except ValueError as exc:
+            _log.error("%s: files that are open cannot go on: %s", self._config.mountpoint, exc)
+            return REFUSED
         config, target, supervisor = self._config, self._config.mountpoint, os.getppid()
-        self._live, notes = open_live(config, restarted=self._restarts > 0)
+        self._live, notes = open_live(config, restarted=self._restarts > 0, kept=kept)
         try:
             owner = {"uid": config.uid, "gid": config.gid, "umask": config.umask}
             self._fs = BucketFs(self._live, **owner, on_stale=self._skin.forget_name)
-            placed = session.place(target, config.url, allow_other=config.allow_other)
+            if kept is not None:
+                self._live.uploader.start()
+            fd, more = self._connect(kept, line)
         except BaseException:
             self._live.close(discard=True)
             raise
-        notes += _stray_notes(target, placed.strays)
+        notes += more
         mount = session.mount_at(target)
+        device = mount.device if mount is not None else 0
         self._info = BucketInfo(
             mountpoint=Path(target),
             url=config.url,
             ack=config.ack,
             pid=os.getpid(),
             supervisor=supervisor,
-            device=mount.device if mount is not None else 0,
+            device=device if self._held is None else self._held.device,
             staging=str(self._live.status()["staging"]["folder"]),
             log=self._files.log,
             started_at=time.time(),
@@ -157,8 +181,11 @@ class BucketServer:
 
         self._chores = Chores(self._fs, self._skin.forget_pages)
         self._chores.start()
+        if goes_on:
+            threading.Thread(target=self._fs.finish_closing, name="closing", daemon=True).start()
+            session.resend(fd)  # what the former server had read and not answered
         try:
-            self._skin.serve(self._fs, placed.fd, FailureLog(note=note_failure))
+            self._skin.serve(self._fs, fd, FailureLog(note=note_failure))
         finally:
             self._served.set()
             self._chores.stop()
@@ -171,12 +198,43 @@ class BucketServer:
         _log.info("%s is unmounted; left: %s", target, self._left)
         return 0
 
+    def _kept_log(self, fuse: str) -> KeptLog | None:
+        """Return the memory for the state: the former server's, or new. `ValueError` where that cannot be used."""
+        if fuse == "pyfuse3":
+            if self._held is not None:
+                raise ValueError("pyfuse3 goes on with no connection")
+            return None
+        if self._held is None:
+            kept = KeptLog.make()
+            self._lock = lock(kept.fileno())
+            return kept
+        self._lock = lock(self._held.memory)
+        return KeptLog(os.dup(self._held.memory))
+
+    def _connect(self, kept: KeptLog | None, line: int | None) -> tuple[int, list[str]]:
+        """Return the descriptor to serve, of the former server's mount or of a new one, and notes on that. Raises
+        `MountError`."""
+        target = self._config.mountpoint
+        if self._held is not None:
+            os.set_blocking(self._held.connection, True)
+            return os.dup(self._held.connection), []
+        placed = session.place(target, self._config.url, allow_other=self._config.allow_other)
+        if self._skin.begin(placed.fd) and kept is not None and (mount := session.mount_at(target)) is not None:
+            self._held = HeldMount(os.dup(placed.fd), kept.fileno(), mount.device)
+            try:
+                if line is not None:
+                    hand_over(self._held, line)
+            except (OSError, ValueError) as exc:
+                _log.warning("the supervisor does not take the mount's descriptors: %s", exc)  # the next one asks
+        return placed.fd, _stray_notes(target, placed.strays)
+
     # --- threads --------------------------------------------------------------------------------------------
 
     def _say_ready(self, report: process.Report) -> None:
         """Ask the mount something; when it answers it can be used."""
         try:
-            os.statvfs(self._config.mountpoint)
+            if self._held is None:  # else it answers by itself, and a server that is killed here would not end
+                os.statvfs(self._config.mountpoint)
         except OSError as exc:
             if not self._served.is_set():
                 report({"error": f"the mount does not answer: {exc.strerror}", "hint": f"See {self._files.log}"})
@@ -185,7 +243,9 @@ class BucketServer:
         if not self._restarts:
             self._fs.remote.look_around()
         try:
-            self._files.write(self._info)
+            with self._files.locked():
+                self._has_supervisor()  # another one, where this server's was killed before it came to this
+                self._files.write(self._info)
         except OSError as exc:  # a full disk must not end a mount
             _log.warning("the state of the mount cannot be written: %s", exc)
         _log.info("%s serves %s, staged in %s", self._config.mountpoint, self._info.url, self._info.staging)
@@ -286,6 +346,11 @@ class BucketServer:
                 return render_metrics([(self._info, self._live.status())], self._config.home)
             case "flush":
                 return self._flush(request, send)
+            case "held":
+                if self._held is None:
+                    raise MountError("nothing of this mount outlives its server")
+                send({"held": self._held.note}, self._held.fds)
+                return ipc.ANSWERED
             case "stop":
                 return self._stop(request, send)
             case "quota":

@@ -1,14 +1,19 @@
 """The process that keeps a read-write mount served: it starts a server, and another one when that dies.
 
-Run by `__main__`. It holds nothing (../CONCURRENCY.md): all that was acknowledged lies in the staging area, and the
-next server replays it. One thread; servers are started as new programs, never forked, because what they use for uploads
-does not survive that. A dead mount stays in its place until the next server puts its own there (`session.place`), also
-when the supervisor gives up: unmounted, programs would write into the folder below.
+Run by `__main__`. It holds copies of the mount's two descriptors (`held`, ../CONCURRENCY.md), has the keeper hold them,
+too, and hands them to each next server: programs wait meanwhile, and nothing else. While it holds them it never looks
+into the mount: the kernel would keep it from ending. One thread; servers are started as new programs, never forked,
+because what they use for uploads does not survive that.
+
+Without descriptors (a kernel before 6.9, `pyfuse3`, memory of another version) the mount of a dead server is dead. All
+that was acknowledged lies in the staging area, and the next server replays it. A dead mount stays in its place until
+the next server puts its own there (`session.place`), also when the supervisor gives up: unmounted, programs would write
+into the folder below.
 
 One server that was killed (SIGKILL) while it served is replaced at once. One that ends by itself, or does not get as
 far as serving, is followed by the next after a growing delay; after `_GIVE_UP_AFTER` of these in a row the supervisor
-says so in the log and in the state, and ends. Where server and supervisor die within a second while no daemon runs,
-somebody has to mount again.
+says so in the log and in the state, lets go of the mount, and ends. Where server and supervisor die within a second
+while no daemon runs, somebody has to mount again.
 """
 
 from __future__ import annotations
@@ -24,17 +29,21 @@ from dataclasses import replace
 from datacache.core import ipc
 from datacache.core.breaker import pause_s
 from datacache.core.errors import MountError
+from fuse_mount.bucket.held import COUNT, REFUSED, HeldMount, fetch, received
 from fuse_mount.kernel import session
 from fuse_mount.lifecycle import process
 from fuse_mount.lifecycle.keeping import KeeperLine
 from fuse_mount.lifecycle.state import BucketConfig, BucketFiles
 
 _GIVE_UP_AFTER = 5
+_BEGIN_ANEW_AFTER = 3
+"""Deaths in a row from when on servers begin with a mount of their own: the memory may be what they die of."""
 _CALM_S = 10.0
 """A server that served this long was no part of a crash loop."""
 _FIRST_DELAY_S = 0.25
 """From the second death on: the first one may have been the only one."""
 _MAX_DELAY_S = 5.0
+_LAST_WORD_S = 1.0
 
 _MEMORY = {"MALLOC_ARENA_MAX": "2", "MALLOC_MMAP_THRESHOLD_": str(2 * 2**20), "MALLOC_TRIM_THRESHOLD_": str(8 * 2**20)}
 """For the server: threads come and go, and glibc would keep for each what it once used (mallopt(3))."""
@@ -55,10 +64,11 @@ class BucketSupervisor:
         """Its pidfd."""
         self._child: subprocess.Popen[bytes] | None = None
         """The server, unless another supervisor started it."""
+        self._held: HeldMount | None = None
         self._line: KeeperLine | None = None
-        self._talk: process.Talk | None = None
-        """Where the server says that the mount can be used."""
-        self._heard = b""
+        self._talk: ipc.Lines | None = None
+        """Where the server hands its descriptors over and says that the mount can be used."""
+        self._word: ipc.Message = {}
         self._serves_since: float | None = None
         self._restarts = 0
         self._deaths = 0
@@ -75,6 +85,7 @@ class BucketSupervisor:
                 if self._step(None) is not None:
                     ipc.result_of(self._said())  # raises
         except BaseException:
+            self._let_go()
             if not dead_before and session.is_dead(self._config.mountpoint):
                 session.take_away(self._config.mountpoint)
             raise
@@ -86,15 +97,13 @@ class BucketSupervisor:
         mountpoint = self._config.mountpoint
         with self._files.locked():
             known = self._files.read()
-            if known is None or known.problem or not session.is_ours_at(mountpoint):
+            if known is None or known.problem or process.serves(known.supervisor, mountpoint):
                 return False
-            if process.serves(known.supervisor, mountpoint):
+            if not self._adopt():
+                self._held = fetch(self._files)
+            if not self._is_there():
                 return False
             self._restarts = known.restarts + 1
-            if process.serves(known.pid, mountpoint):
-                with contextlib.suppress(ProcessLookupError):  # it has ended just now
-                    self._watch(known.pid)
-                    self._serves_since = time.monotonic()
             known = replace(known, supervisor=os.getpid(), pid=self._pid)
             self._files.write(known)  # nobody else becomes it
         if not self._pid:
@@ -104,19 +113,18 @@ class BucketSupervisor:
 
     def serve(self) -> None:
         """Keep it served until it is unmounted, told to end, or given up."""
-        config = self._config
-        self._line = KeeperLine(
-            config.home,
-            self._files,
-            ["--bucket", config.to_json(), "--only-if-dead"],
-            {"mountpoint": config.mountpoint, "url": config.url},
-            (),
-            is_mine=lambda: not self._is_replaced(),
-        )
-        self._serve()
-        self._line.release()
+        self._keep()
+        try:
+            is_over = self._serve()
+        finally:
+            self._let_go()
+        if is_over:
+            if session.is_dead(self._config.mountpoint):
+                session.take_away(self._config.mountpoint)
+            self._files.remove_of(os.getpid())
 
-    def _serve(self) -> None:
+    def _serve(self) -> bool:
+        """Return whether the mount is over; not where it was given up, or another supervisor has it."""
         due: float | None = None
         mountpoint = self._config.mountpoint
         while True:
@@ -124,24 +132,30 @@ class BucketSupervisor:
                 due = None
                 if self._is_replaced():
                     _log.info("%s has another supervisor by now", mountpoint)
-                    return
+                    return False
                 self._restarts += 1
-                self._spawn()
+                if not self._adopt():
+                    self._spawn()
             code = self._step(due)
             if code is None:
                 if self._stopping and not self._pid:
                     break
                 continue
-            if code == 0 or self._stopping or (self._serves_since is not None and not session.is_ours_at(mountpoint)):
+            had_begun = self._serves_since is not None or self._held is not None
+            if code == 0 or self._stopping or (had_begun and not self._is_there()):
                 _log.info("%s: the server has ended (%d)", mountpoint, code)
                 break
             delay_s = self._judge(code)
             if delay_s is None:
-                return
+                return False
+            if self._held is not None and (
+                code == REFUSED or self._deaths >= _BEGIN_ANEW_AFTER or not self._held.is_connected()
+            ):
+                _log.error("%s: the next server begins anew; files that are open cannot go on", mountpoint)
+                self._let_go()
+                self._keep()
             due = time.monotonic() + delay_s
-        if session.is_dead(mountpoint):
-            session.take_away(mountpoint)
-        self._files.remove_of(os.getpid())
+        return True
 
     def _judge(self, code: int) -> float | None:
         """Return how long to wait before the next server; None for ever."""
@@ -151,8 +165,8 @@ class BucketSupervisor:
         else:
             self._deaths += 1
         how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"failed with {code}"
-        if served is None and self._heard:
-            how += f": {self._said().get('error')}"
+        if served is None and self._word:
+            how += f": {self._word.get('error')}"
         if self._deaths >= _GIVE_UP_AFTER:
             problem = f"{self._deaths} servers in a row ended soon after their start; the last one {how}"
             _log.error("%s is given up: %s", self._config.mountpoint, problem)
@@ -175,13 +189,69 @@ class BucketSupervisor:
             and process.serves(known.supervisor, self._config.mountpoint)
         )
 
+    # --- what outlives a server ---------------------------------------------------------------------------------------
+
+    def _hold(self, held: HeldMount) -> None:
+        former, self._held = self._held, held
+        if former is not None:
+            former.close()
+        if self._line is not None:
+            self._line.close()  # of another mount, of which nobody is the owner any more
+            self._keep()
+
+    def _keep(self) -> None:
+        """Have the keeper hold what is held here, and bring up another supervisor when this one ends."""
+        config, held = self._config, self._held
+        self._line = KeeperLine(
+            config.home,
+            self._files,
+            ["--bucket", config.to_json(), "--only-if-dead"],
+            {"mountpoint": config.mountpoint, "url": config.url, **(held.note if held is not None else {})},
+            held.fds if held is not None else (),
+            is_mine=lambda: not self._is_replaced(),
+        )
+
+    def _let_go(self) -> None:
+        """Have nobody hold the mount: whoever waits for it gets an error."""
+        if self._held is not None:
+            self._held.close()
+            self._held = None
+        if self._line is not None:
+            self._line.release()
+            self._line = None
+
+    def _is_there(self) -> bool:
+        """Tell whether the mount is there, or waits for what it has unwritten while it is unmounted."""
+        if self._held is not None and self._held.is_connected():
+            return True
+        return session.is_ours_at(self._config.mountpoint)
+
     # --- the server ---------------------------------------------------------------------------------------------------
+
+    def _adopt(self) -> bool:
+        """Watch a living server, which another supervisor has started that was killed. Return whether there is one."""
+        known = self._files.read()
+        if known is None or not process.serves(known.pid, self._config.mountpoint):
+            return False
+        try:
+            self._watch(known.pid)
+        except ProcessLookupError:  # it has ended just now
+            return False
+        self._serves_since = time.monotonic()
+        held = fetch(self._files)
+        if held is not None:
+            self._hold(held)
+        return True
 
     def _spawn(self) -> None:
         words = ["--bucket-server", self._config.to_json(), "--restarts", str(self._restarts)]
         environment = process.environment(_MEMORY)
-        self._heard, self._serves_since = b"", None
-        child, talk = process.spawn(words, self._files.log, environment, attached=True, own_session=True)
+        self._word, self._serves_since = {}, None
+        fds: list[int] = []
+        if self._held is not None:
+            words += ["--held", self._held.to_argument()]
+            fds = self._held.fds
+        child, talk = process.spawn(words, self._files.log, environment, attached=True, own_session=True, fds=fds)
         try:
             self._watch(child.pid)
         except BaseException:
@@ -189,7 +259,7 @@ class BucketSupervisor:
             child.wait()
             talk.close()
             raise
-        self._child, self._talk = child, talk
+        self._child, self._talk = child, ipc.Lines(talk.connection, most_bytes=ipc.MOST_BYTES, most_fds=COUNT)
 
     def _watch(self, pid: int) -> None:
         """Be woken by the end of a server. Raises `ProcessLookupError` where it has ended, and `MountError`."""
@@ -228,27 +298,32 @@ class BucketSupervisor:
 
     def _lost_server(self) -> int:
         while self._talk is not None:
+            process.readable(self._talk.connection.fileno(), _LAST_WORD_S)
             self._hear()
         os.close(self._has_ended)
         self._pid = 0
         if self._child is None:  # somebody else's child has no code for us
-            return -signal.SIGKILL if session.is_ours_at(self._config.mountpoint) else 0
+            return -signal.SIGKILL if self._is_there() else 0
         code, self._child = self._child.wait(), None
         return code
 
     def _hear(self) -> None:
         assert self._talk is not None
-        part = self._talk.connection.recv(65536)
-        self._heard += part
-        if part:
-            return
-        self._talk.close()  # the server says one thing and closes its end
-        self._talk = None
-        if "ok" in self._said():
-            self._serves_since = time.monotonic()
+        lines = self._talk.receive()
+        for message in map(ipc.parse_object, lines or ()):
+            if "held" in message:
+                held = received(message["held"], self._talk.fds)
+                self._talk.fds = []
+                if held is not None:
+                    self._hold(held)
+                self._talk.send({"ok": None})
+            else:
+                self._word = message
+        if lines is None:  # the server has said all and closes its end
+            self._talk.close()
+            self._talk = None
+            if "ok" in self._word:
+                self._serves_since = time.monotonic()
 
     def _said(self) -> ipc.Message:
-        try:
-            return ipc.parse_object(self._heard)
-        except ValueError:
-            return {"error": f"the mount process ended at once{self._more}", "hint": ""}
+        return self._word or {"error": f"the mount process ended at once{self._more}", "hint": ""}

@@ -15,12 +15,14 @@ import errno
 import fcntl
 import logging
 import os
+import queue
 import re
 import select
 import shutil
 import socket
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -42,6 +44,9 @@ _OPEN_TREE_CLONE = 1  # <linux/mount.h>
 _MOVE_MOUNT_F_EMPTY_PATH, _MOVE_MOUNT_BENEATH = 0x4, 0x200
 _INIT_TIMEOUT_MS = 10_000
 _NAMED_USERS = 10
+_ANSWER_S = 1.0
+"""How long a mount may take to say that nobody serves it: the kernel says it at once. One that says nothing is served,
+or is about to be: somebody holds its connection."""
 _NOBODY_S = 1.0
 """How long a mount may be busy without anybody using it."""
 
@@ -103,14 +108,24 @@ def is_ours_at(mountpoint: str | Path) -> bool:
 
 
 def is_dead(mountpoint: str) -> bool:
-    """Tell whether one of our mounts is there that no process serves."""
+    """Tell whether one of our mounts is there that no process serves, or can serve any more. Not for a process that
+    holds its connection: the kernel may keep it from ending until the mount answers."""
     if not is_ours_at(mountpoint):
         return False
+    found: queue.SimpleQueue[bool] = queue.SimpleQueue()
+
+    def look() -> None:
+        try:
+            os.statvfs(mountpoint)  # stat(2) is answered from what the kernel remembers
+            found.put(False)
+        except OSError as exc:
+            found.put(exc.errno in _DEAD)
+
+    threading.Thread(target=look, name="is-dead", daemon=True).start()
     try:
-        os.statvfs(mountpoint)  # stat(2) is answered from what the kernel remembers
-    except OSError as exc:
-        return exc.errno in _DEAD
-    return False
+        return found.get(timeout=_ANSWER_S)
+    except queue.Empty:
+        return False
 
 
 def mounts_by_place() -> dict[str, Mount]:

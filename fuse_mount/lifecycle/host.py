@@ -29,7 +29,7 @@ from datacache.core.errors import DatacacheError, MountError
 from datacache.daemon import paths
 from datacache.settings import Settings
 from fuse_mount.kernel import session
-from fuse_mount.lifecycle import pool, process
+from fuse_mount.lifecycle import keeping, pool, process
 from fuse_mount.lifecycle.state import (
     SILENCE_S,
     BucketFiles,
@@ -278,19 +278,30 @@ def _leave_snapshot(info: MountInfo, deadline: float) -> None:
 
 
 def _leave_bucket(info: BucketInfo, deadline: float) -> None:
-    """Upload for a while, then end server and supervisor with the mount left in its place. What was acknowledged is in
-    the staging area, and what is in open files is brought there by the flush."""
-    timeout_s = max(min(info.config.stop_flush_s, deadline - time.monotonic() - 2.0), 0.0)
-    try:
-        files_of(info).ask({"op": "flush", "timeout_s": timeout_s}, timeout_s=SILENCE_S)
-    except DatacacheError as exc:
-        _log.warning("%s is left with files that are not uploaded yet: %s", info.mountpoint, exc)
+    """End server and supervisor with the mount left in its place: the next ones go on with what the keeper holds. Where
+    it holds nothing, upload for a while before; what was acknowledged is in the staging area, and what is in open files
+    is brought there by the flush."""
+    if not _is_kept(info):
+        timeout_s = max(min(info.config.stop_flush_s, deadline - time.monotonic() - 2.0), 0.0)
+        try:
+            files_of(info).ask({"op": "flush", "timeout_s": timeout_s}, timeout_s=SILENCE_S)
+        except DatacacheError as exc:
+            _log.warning("%s is left with files that are not uploaded yet: %s", info.mountpoint, exc)
     for pid in (info.supervisor, info.pid):  # in this order: no other server is to be started here
         with process.watched(pid) as has_ended:
             if process.serves(pid, info.mountpoint):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
                 has_ended(deadline - time.monotonic())
+
+
+def _is_kept(info: BucketInfo) -> bool:
+    """Tell whether the keeper holds the descriptors of exactly this mount."""
+    try:
+        known = keeping.known(info.config.home).get(files_of(info).key)
+    except TimeoutError:
+        return False
+    return known is not None and known["descriptor"] and known["note"].get("device") == info.device
 
 
 def _is_below(info: MountInfo | BucketInfo) -> bool:

@@ -45,9 +45,9 @@ class KeeperLine:
         *,
         is_mine: Callable[[], bool],
     ) -> None:
-        """`arguments` (of `python -m fuse_mount`) bring a new owner up. `fds` stay the caller's; the first of them is
-        what the new owner gets, if there is one. `is_mine` is asked before each connection: a line that was lost must
-        not put an earlier mount into the place of the one that has its mount point now."""
+        """`arguments` (of `python -m fuse_mount`) bring a new owner up. `fds` stay the caller's; the first of them, if
+        there is one, is the connection to the kernel. `is_mine` is asked before each connection: a line that was lost
+        must not put an earlier mount into the place of the one that has its mount point now."""
         self._home = Path(home)
         self._key = files.key
         self._fds = list(fds)[:_MOST_DESCRIPTORS]
@@ -158,13 +158,14 @@ class KeeperLine:
         self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
 
 
-def fetch(home: str | Path, key: str) -> int | None:
-    """Return a copy of the descriptor that the keeper holds for a mount; None for none, or where no daemon answers."""
+def fetch(home: str | Path, key: str, *, most: int = 1) -> tuple[dict[str, Any], list[int]]:
+    """Return the note of a mount and copies of the first descriptors that the keeper holds for it; nothing where it
+    holds none, or no daemon answers."""
     try:
-        _, fds = _ask(home, {"op": "fetch", "key": key})
-    except (OSError, ValueError):
-        return None
-    return fds[0] if fds else None
+        answer, fds = _ask(home, {"op": "fetch", "key": key}, most_fds=most)
+        return answer["ok"]["note"], fds
+    except (OSError, ValueError, KeyError):
+        return {}, []
 
 
 def kept(home: str | Path) -> set[str]:
@@ -176,7 +177,7 @@ def known(home: str | Path) -> dict[str, dict[str, Any]]:
     """Return all that the keeper looks after, by key; nothing without a daemon. `TimeoutError` where there is one that
     does not answer."""
     try:
-        answer, _ = _ask(home, {"op": "list"})
+        answer, _ = _ask(home, {"op": "list"}, most_fds=0)
     except TimeoutError:
         raise
     except (OSError, ValueError):
@@ -185,5 +186,5 @@ def known(home: str | Path) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _ask(home: str | Path, request: ipc.Message) -> tuple[ipc.Message, list[int]]:
-    return ipc.ask(paths.keeper_socket_path(Path(home)), request, timeout_s=_ANSWER_TIMEOUT_S, most_fds=1)
+def _ask(home: str | Path, request: ipc.Message, *, most_fds: int) -> tuple[ipc.Message, list[int]]:
+    return ipc.ask(paths.keeper_socket_path(Path(home)), request, timeout_s=_ANSWER_TIMEOUT_S, most_fds=most_fds)

@@ -33,6 +33,7 @@ from fuse_mount.lifecycle.state import (
     BucketConfig,
     BucketFiles,
     BucketInfo,
+    FilesOfMount,
     MountConfig,
     MountFiles,
     MountInfo,
@@ -148,14 +149,17 @@ def mount_bucket(
     settings = settings or load_settings()
     target = session.resolved(mountpoint)
     files = BucketFiles(settings.home, target)
-    known, was_dead = files.read(), session.is_dead(target)
-    if was_dead:
-        if known is not None and is_supervised(known):
+    known, was_dead = files.read(), False
+    if session.is_ours_at(target):
+        supervised = known if known is not None and is_supervised(known) else None
+        is_served = supervised is not None and process.serves(supervised.pid, target)
+        was_dead = (supervised is None or is_served) and session.is_dead(target)
+        if supervised is not None and (was_dead or not is_served):
             raise MountError(
                 f"{target} is mounted already, and its server is being started again",
                 hint=f"Wait, or: dsctl umount {target}",
             )
-    else:
+    if not was_dead:
         session.check_mountpoint(target)
         if known is not None and process.serves(known.pid, known.mountpoint):
             with contextlib.suppress(MountError):  # it was unmounted and only uploads yet: so will the new one
@@ -335,9 +339,26 @@ def stop_server(info: BucketInfo, *, flush_s: float, lazy: bool, progress: Progr
         return left
 
 
+def await_server(info: BucketInfo) -> None:
+    """Wait for the server of a mount to answer, also for one that is just being started. `MountError` where none
+    does."""
+
+    def ask() -> None:
+        try:
+            files_of(info).ask({"op": "status"})
+        except NoAnswerError as exc:
+            known = files_of(info).read()
+            if known is not None and process.serves(known.pid, known.mountpoint):  # it stands still
+                raise MountError(exc.message, hint=exc.hint) from exc
+            raise
+
+    _ask_this_or_the_next(info, ask)
+
+
 def take_away_dead(info: BucketInfo) -> None:
     """Unmount a mount that no server serves, and end its supervisor. What is staged stays."""
-    if not session.is_dead(str(info.mountpoint)):
+    info = BucketFiles(info.config.home, info.mountpoint).read() or info
+    if process.serves(info.pid, info.mountpoint) and not session.is_dead(str(info.mountpoint)):
         raise MountError(
             f"the server of {info.mountpoint} does not answer", hint=f"Its log: {info.log}. To end it: kill {info.pid}"
         )
@@ -365,20 +386,25 @@ def list_mounts(settings: Settings | None = None) -> list[MountInfo]:
             found.append(info)
         elif not process.is_served(info):
             doubtful.append(files_of(info))
-    # Those that the keeper has are mounted, though not in the mount namespace (container) of this process.
+    _remove_unless_kept(doubtful, settings)
+    return found
+
+
+def _remove_unless_kept(doubtful: list[FilesOfMount[Any]], settings: Settings) -> None:
+    """Remove state of mounts that are gone. Those that the keeper has are mounted, though not in the mount namespace
+    (container) of this process, or unmounted lazily."""
     with contextlib.suppress(TimeoutError):  # it may have any of them
         kept = keeping.kept(settings.home) if doubtful else set()
         for files in doubtful:
             if files.key not in kept:
                 files.remove()
-    return found
 
 
 def list_bucket_mounts(settings: Settings | None = None, *, ending: bool = False) -> list[BucketInfo]:
     """Return this home's read-write mounts, dead ones included; with `ending` also those that are unmounted and whose
     server still uploads, or serves who has files open. State of mounts that are gone is removed."""
     settings = settings or load_settings()
-    found = []
+    found, doubtful = [], []
     for info in BucketFiles.all_states(settings.home):
         mounted = is_mounted(info)
         served, supervised = process.serves(info.pid, info.mountpoint), process.serves(info.supervisor, info.mountpoint)
@@ -386,7 +412,8 @@ def list_bucket_mounts(settings: Settings | None = None, *, ending: bool = False
         if mounted or restarts or (ending and served):
             found.append(info)
         elif not served and not supervised:
-            BucketFiles(settings.home, info.mountpoint).remove()
+            doubtful.append(files_of(info))
+    _remove_unless_kept(doubtful, settings)
     return found
 
 

@@ -323,9 +323,9 @@ def _adopted(info: MountInfo, files: MountFiles, home: str | Path) -> int:
             if is_connected(fd):
                 return fd
             os.close(fd)  # it was unmounted
-    fd_kept = keeping.fetch(home, files.key)
-    if fd_kept is not None:
-        return fd_kept
+    _, fds = keeping.fetch(home, files.key)
+    if fds:
+        return fds[0]
     raise MountError(
         f"the mount at {files.mountpoint} is lost: none of its workers is left, and the cache daemon does not keep its "
         "descriptor",

@@ -77,11 +77,13 @@ def spawn(
     attached: bool,
     own_session: bool = False,
     option: str = "--ready-fd",
+    fds: Sequence[int] = (),
 ) -> tuple[subprocess.Popen[bytes], Talk]:
     """Run `python -m fuse_mount` with these arguments and talk to it over the socket that `option` tells it of.
 
     `attached` gives it this process's streams, and its session unless it is to have its `own_session`; else it has its
-    own, writes into the log, and forks once more, so that it is nobody's child. Raises `MountError`."""
+    own, writes into the log, and forks once more, so that it is nobody's child. It inherits `fds`. Raises
+    `MountError`."""
     try:
         ours, theirs = socket.socketpair()
         command = [sys.executable, "-m", "fuse_mount", *arguments, option, str(theirs.fileno())]
@@ -93,7 +95,7 @@ def spawn(
                     stdout=out,
                     stderr=out,
                     env=dict(variables),
-                    pass_fds=[theirs.fileno()],
+                    pass_fds=[theirs.fileno(), *fds],
                     start_new_session=own_session or not attached,
                 )
         except BaseException:

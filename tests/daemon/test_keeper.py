@@ -38,8 +38,8 @@ class Owner:
             received += more
         return json.loads(text), received
 
-    def keep(self, folder: Path, fd: int | None, *, code: str = "", key: str = "k") -> dict[str, Any]:
-        """Keep a descriptor; `code` is Python that runs when its owners have ended."""
+    def keep(self, folder: Path, *fds: int, code: str = "", key: str = "k") -> dict[str, Any]:
+        """Keep descriptors; `code` is Python that runs when their owners have ended."""
         message = {
             "op": "keep",
             "key": key,
@@ -47,9 +47,9 @@ class Owner:
             "environment": {"WHERE": str(folder)},
             "log": str(folder / "log"),
             "note": {"mountpoint": "/there"},
-            "descriptors": 0 if fd is None else 1,
+            "descriptors": len(fds),
         }
-        return self.ask(message, *([] if fd is None else [fd]))[0]
+        return self.ask(message, *fds)[0]
 
     def close(self) -> None:
         self.socket.close()
@@ -77,23 +77,23 @@ def told(tmp_path: Path) -> Path:
 TELL = "import os; open(os.environ['WHERE'] + '/told', 'w').write('back')"
 
 
-def test_an_owner_that_ends_is_brought_back_once_and_gets_its_descriptor(
+def test_an_owner_that_ends_is_brought_back_once_and_gets_its_descriptors(
     kept_home: Path, tmp_path: Path, told: Path
 ) -> None:
     reading, writing = os.pipe()
     owner = Owner(kept_home)
-    assert owner.keep(tmp_path, writing, code=TELL) == {"ok": None}
+    assert owner.keep(tmp_path, writing, reading, code=TELL) == {"ok": None}
     os.close(writing)
     owner.close()
     assert told.read_text() == "back"
     next_one = Owner(kept_home)
-    answer, [fd] = next_one.ask({"op": "fetch", "key": "k"})
+    answer, [fd, other] = next_one.ask({"op": "fetch", "key": "k"})
     assert answer == {"ok": {"note": {"mountpoint": "/there"}}}
     os.write(fd, b"the very pipe")
-    assert os.read(reading, 100) == b"the very pipe"
+    assert os.read(other, 100) == b"the very pipe"
     assert next_one.keep(tmp_path, fd) == {"ok": None}
     assert next_one.ask({"op": "list"})[0]["ok"]["k"]["owned"]
-    for number in (reading, fd):
+    for number in (reading, fd, other):
         os.close(number)
 
 
@@ -117,7 +117,7 @@ def test_what_has_failed_thousands_of_times_is_tried_again(
     keeper = Keeper(home)
     keeper.start()
     owner = Owner(home)
-    owner.keep(tmp_path, None, code=TELL)
+    owner.keep(tmp_path, code=TELL)
     keeper._kept["k"].tries = 5000
     monkeypatch.setattr("datacache.daemon.keeper._MAX_DELAY_S", 0.0)
     owner.close()
@@ -160,7 +160,7 @@ def test_what_has_no_descriptor_is_started_again_and_forgotten_if_it_does_not_wa
     kept_home: Path, tmp_path: Path, told: Path
 ) -> None:
     owner, other = Owner(kept_home), Owner(kept_home)
-    owner.keep(tmp_path, None, code=TELL)
+    owner.keep(tmp_path, code=TELL)
     owner.close()
     assert told.read_text() == "back"
     while other.ask({"op": "list"})[0]["ok"]:

@@ -110,8 +110,9 @@ class BucketMount:
         """SIGKILL; the server goes on without it."""
         _kill(self.info().supervisor)
 
-    def kill_both(self) -> None:
-        """Nobody is left to bring it back. The supervisor first, or it would start another server."""
+    def kill_all(self) -> None:
+        """Nobody is left to bring it back, or to hold it. The supervisor first, or it would start another server."""
+        self.kill_daemons()
         info = self.info()
         _kill(info.supervisor)
         _kill(info.pid)

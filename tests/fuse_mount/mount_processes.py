@@ -62,13 +62,18 @@ class BucketMounter:
     def kill_all(self) -> BucketInfo:
         """SIGKILL to the daemon, whose keeper would bring the mount back, and to its supervisor and server."""
         info = self.now()
+        self.kill_others()
+        kill(info.supervisor)
+        kill(info.pid)
+        return info
+
+    def kill_others(self) -> None:
+        """SIGKILL to the daemon."""
+        info = self.now()
         for pid in leftovers.processes_with("DATACACHE_HOME", lambda value: value == str(self.settings.home)):
             if pid not in (info.supervisor, info.pid):
                 with suppress(ProcessLookupError):
                     kill(pid)
-        kill(info.supervisor)
-        kill(info.pid)
-        return info
 
     def after(self, before: BucketInfo) -> BucketInfo:
         """The mount as its next server wrote it down."""

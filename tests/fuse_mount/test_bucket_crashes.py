@@ -127,7 +127,7 @@ def kill_at_random(mount: BucketMount) -> Counter[str]:
 
     ways = {
         "server": mount.kill_server,
-        "both": mount.kill_both,
+        "all": mount.kill_all,
         "supervisor": mount.kill_supervisor,
         "daemon": mount.kill_daemons,
     }

@@ -1,4 +1,5 @@
-"""What a server that is killed at a chosen moment leaves to the next one, while nothing can be uploaded."""
+"""What a mount that is killed at a chosen moment, with all that holds it, leaves to the next one, while nothing can be
+uploaded."""
 
 from __future__ import annotations
 
@@ -60,7 +61,7 @@ def stop_uploads(proxy: FaultProxy) -> None:
 
 
 def die(mount: BucketMount) -> None:
-    mount.kill_server()
+    mount.kill_all()
     mount.revive()
 
 

@@ -61,7 +61,7 @@ def state_of_a_mount_that_is_not_seen(settings: Settings, mountpoint: Path) -> M
 
 
 def test_a_keeper_that_hangs_is_not_waited_for_without_end(settings: Settings, hanging: socket.socket) -> None:
-    assert keeping.fetch(settings.home, "k") is None
+    assert keeping.fetch(settings.home, "k") == ({}, [])
     with pytest.raises(TimeoutError):
         keeping.kept(settings.home)
 

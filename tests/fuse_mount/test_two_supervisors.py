@@ -82,8 +82,7 @@ def test_a_mount_in_the_place_of_one_that_was_detached_is_not_touched_by_that_on
     assert first.pid == second.pid  # one process supervises both
     second = wait_for(settings, second, kept=True)  # its workers may be others by now
     assert fuse_mount.status(second.mountpoint, settings).device == second.device
-    fd = keeping.fetch(settings.home, key)
-    assert fd is not None
+    _, [fd] = keeping.fetch(settings.home, key)
     assert is_connected(fd)
     os.close(fd)
     for pid in (second.pid, *second.workers):
