@@ -30,6 +30,10 @@ _UNSUPPORTED = frozenset((errno.EOPNOTSUPP, errno.ENOSYS, errno.EXDEV, errno.EIN
 _fallocate = ctypes.CDLL(None, use_errno=True).fallocate
 _fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
 
+_sync_file_range = ctypes.CDLL(None).sync_file_range
+_sync_file_range.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
+_SYNC_FILE_RANGE_WRITE = 2  # <linux/fs.h>
+
 
 def allocate(fd: int, mode: int, offset: int, size: int) -> None:
     """Do as fallocate(2). `OSError` EOPNOTSUPP where the file system cannot."""
@@ -37,6 +41,12 @@ def allocate(fd: int, mode: int, offset: int, size: int) -> None:
         number = ctypes.get_errno()
         if number != errno.EINTR:
             raise OSError(number, os.strerror(number))
+
+
+def begin_writing(fd: int) -> None:
+    """Have the kernel bring a file's dirty pages to the disk from now on, and wait for none. Without a word where it
+    cannot: it does by itself, later."""
+    _sync_file_range(fd, 0, 0, _SYNC_FILE_RANGE_WRITE)
 
 
 def write_zeros(fd: int, start: int, stop: int) -> None:

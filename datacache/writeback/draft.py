@@ -19,6 +19,7 @@ from datacache.core.disk import (
     FALLOC_PUNCH_HOLE,
     FALLOC_ZERO_RANGE,
     allocate,
+    begin_writing,
     copy_range,
     write_all,
     write_zeros,
@@ -30,6 +31,8 @@ from datacache.writeback.model import Attributes, Content, Staged, logged
 
 INLINE_BYTES = SLOT_BYTES
 """Files up to this size go into the journal."""
+_WRITTEN_AT_A_TIME = 16 * 2**20
+"""Bytes by which a file grows until the disk is told to begin with them."""
 
 
 class Draft:
@@ -129,6 +132,8 @@ class Draft:
             write_all(self._fd(), data, offset)
             if end > self.size:
                 self._engine.files.grow(self._number, end - self.size)
+                if end // _WRITTEN_AT_A_TIME > self.size // _WRITTEN_AT_A_TIME:
+                    begin_writing(self._fd())  # what is left to be synced at the end is little
         self.size = max(self.size, end)
 
     def truncate(self, size: int) -> None:
