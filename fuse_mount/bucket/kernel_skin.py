@@ -30,6 +30,7 @@ from fuse_mount.bucket.fs.notes import Done
 from fuse_mount.bucket.refusals import Refusals
 from fuse_mount.errno_map import FailureLog
 from fuse_mount.kernel import protocol, session
+from fuse_mount.kernel.notifier import Notifier
 from fuse_mount.lifecycle.process import readable
 
 T = TypeVar("T")
@@ -75,9 +76,10 @@ class _ToldError(Exception):
 
 
 class KernelSkin:
-    """One mount. `serve` is called once, by the main thread; the other methods by any."""
+    """One mount. `serve` is called once, by the main thread; the other methods by any. Made before any thread."""
 
     def __init__(self) -> None:
+        self._notifier = Notifier()
         self.fd = -1
         self.fs: BucketFs
         self.refusals: Refusals
@@ -102,6 +104,7 @@ class KernelSkin:
         read is answered. `failures` gets what those see as an errno who read and write."""
         sys.setswitchinterval(_SWITCH_S)
         self.fs, self.fd, self.refusals = fs, fd, Refusals(fs, failures)
+        self._notifier.begin(fd)
         signal.signal(signal.SIGUSR1, lambda *_: None)  # ends a read(2)
         threading.Thread(target=self._forget_names, name="stale", daemon=True).start()
         try:
@@ -195,7 +198,10 @@ class KernelSkin:
 
     def _notify(self, message: bytes) -> None:
         try:
-            os.write(self.fd, message)
+            self._notifier.send(message)
+        except ConnectionError:  # nothing can be told any more: the supervisor starts the next server
+            _log.critical("the process that tells the kernel what to forget has ended")
+            os._exit(1)
         except OSError as exc:
             if exc.errno not in (errno.ENOENT, errno.ENODEV, errno.ENOTCONN):
                 _log.info("the kernel did not take a notification: %s", exc)

@@ -114,10 +114,8 @@ class BucketSupervisor:
     def serve(self) -> None:
         """Keep it served until it is unmounted, told to end, or given up."""
         self._keep()
-        try:
-            is_over = self._serve()
-        finally:
-            self._let_go()
+        is_over = self._serve()
+        self._let_go()
         if is_over:
             if session.is_dead(self._config.mountpoint):
                 session.take_away(self._config.mountpoint)
@@ -132,6 +130,9 @@ class BucketSupervisor:
                 due = None
                 if self._is_replaced():
                     _log.info("%s has another supervisor by now", mountpoint)
+                    if self._held is not None:
+                        self._held.close()  # which is the other one's, too
+                        self._held = None
                     return False
                 self._restarts += 1
                 if not self._adopt():
@@ -214,6 +215,8 @@ class BucketSupervisor:
     def _let_go(self) -> None:
         """Have nobody hold the mount: whoever waits for it gets an error."""
         if self._held is not None:
+            if self._held.is_connected():
+                session.abort(self._held.device)  # others may hold it: a process that waits for the kernel
             self._held.close()
             self._held = None
         if self._line is not None:

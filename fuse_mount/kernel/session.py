@@ -38,9 +38,12 @@ MOUNT_TYPE = f"fuse.{_SUBTYPE}"
 _MS_RDONLY, _MS_NOSUID, _MS_NODEV = 1, 2, 4  # <sys/mount.h>
 _MNT_DETACH, _UMOUNT_NOFOLLOW = 2, 8
 _DEAD = (errno.ENOTCONN, errno.ECONNABORTED)
-_SYS_OPEN_TREE, _SYS_MOVE_MOUNT = 428, 429  # include/uapi/asm-generic/unistd.h; the same on all architectures
+# include/uapi/asm-generic/unistd.h; the same on all architectures
+_SYS_OPEN_TREE, _SYS_MOVE_MOUNT, _SYS_FSOPEN, _SYS_FSCONFIG, _SYS_FSMOUNT = 428, 429, 430, 431, 432
 _AT_FDCWD = -100
 _OPEN_TREE_CLONE = 1  # <linux/mount.h>
+_FSCONFIG_CMD_CREATE = 6
+_FUSECTL = "/sys/fs/fuse/connections"
 _MOVE_MOUNT_F_EMPTY_PATH, _MOVE_MOUNT_BENEATH = 0x4, 0x200
 _INIT_TIMEOUT_MS = 10_000
 _NAMED_USERS = 10
@@ -311,17 +314,18 @@ def _beneath(mountpoint: str, source: str, *, allow_other: bool) -> int | None:
     return fd
 
 
-def _move_beneath(source: str, mountpoint: str) -> None:
-    def syscall(*arguments: int | bytes) -> int:
-        found = int(ctypes.CDLL(None, use_errno=True).syscall(*arguments))
-        if found < 0:
-            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-        return found
+def _syscall(*arguments: int | bytes | None) -> int:
+    found = int(ctypes.CDLL(None, use_errno=True).syscall(*arguments))
+    if found < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return found
 
-    tree = syscall(_SYS_OPEN_TREE, _AT_FDCWD, os.fsencode(source), _OPEN_TREE_CLONE | os.O_CLOEXEC)
+
+def _move_beneath(source: str, mountpoint: str) -> None:
+    tree = _syscall(_SYS_OPEN_TREE, _AT_FDCWD, os.fsencode(source), _OPEN_TREE_CLONE | os.O_CLOEXEC)
     try:
         flags = _MOVE_MOUNT_F_EMPTY_PATH | _MOVE_MOUNT_BENEATH
-        syscall(_SYS_MOVE_MOUNT, tree, b"", _AT_FDCWD, os.fsencode(mountpoint), flags)
+        _syscall(_SYS_MOVE_MOUNT, tree, b"", _AT_FDCWD, os.fsencode(mountpoint), flags)
     finally:
         os.close(tree)
 
@@ -360,6 +364,33 @@ def resend(fd: int) -> bool:
         if exc.errno not in (errno.ENODEV, errno.ENOTCONN, errno.EPERM):
             raise
     return True
+
+
+def abort(device: int) -> None:
+    """Have the kernel end the connection of a mount, whoever holds it, and the mount dead: by the file system of all
+    connections (fusectl), which is not always mounted. Without it or its rights nothing happens."""
+    name = f"{os.minor(device)}/abort"
+    folder = -1
+    try:
+        if os.geteuid() == 0:
+            fusectl = _syscall(_SYS_FSOPEN, b"fusectl", 0)
+            try:
+                _syscall(_SYS_FSCONFIG, fusectl, _FSCONFIG_CMD_CREATE, None, None, 0)
+                folder = _syscall(_SYS_FSMOUNT, fusectl, 0, 0)
+            finally:
+                os.close(fusectl)
+        else:
+            folder = os.open(_FUSECTL, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        file = os.open(name, os.O_WRONLY | os.O_CLOEXEC, dir_fd=folder)
+        try:
+            os.write(file, b"1")
+        finally:
+            os.close(file)
+    except OSError as exc:
+        _log.info("the connection of a mount cannot be ended: %s", exc.strerror)
+    finally:
+        if folder >= 0:
+            os.close(folder)
 
 
 # --- unmounting ---------------------------------------------------------------------------------------------

@@ -9,8 +9,11 @@ import mmap
 import os
 import platform
 import signal
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -23,6 +26,7 @@ from fuse_mount.bucket.held import HeldMount
 from fuse_mount.lifecycle import keeping, launch, process
 from fuse_mount.lifecycle.state import BucketFiles
 from tests import leftovers
+from tests.fuse_mount.containers import parent_of
 from tests.fuse_mount.crash.programs import Running, problems_in
 from tests.fuse_mount.mount_processes import BucketMounter, kill, mount_is_dead, unmount_by_hand
 from tests.promises import promise
@@ -80,7 +84,7 @@ class Surviving:
         self.after(kill, now.pid)
 
     def kill_daemon(self) -> None:
-        for pid in leftovers.processes_with("DATACACHE_HOME", lambda value: value == str(self.settings.home)):
+        for pid in self.processes():
             if b"datacache.daemon" in Path(f"/proc/{pid}/cmdline").read_bytes():
                 kill(pid)
         DaemonClient(self.settings).ensure()
@@ -89,6 +93,10 @@ class Surviving:
         """Wait for the next server after something was done to this one."""
         what(pid)
         until(lambda: True if self.mounter.now().pid != pid else None)
+
+    def processes(self) -> list[int]:
+        """All of this home's."""
+        return leftovers.processes_with("DATACACHE_HOME", lambda value: value == str(self.settings.home))
 
     WAYS = (kill_server, kill_daemon, kill_both, kill_supervisor)
 
@@ -173,6 +181,50 @@ def test_open_files_and_folders_go_on(mount: Surviving, way: Callable[[Surviving
         assert (mount.mounter.bucket / name).read_bytes() == b"before after"
     assert (mount.mounter.bucket / "mapped").read_bytes() == b"first" + bytes(4091) + b"last" + bytes(4092)
     assert not (mount.mounter.bucket / "gone").exists()
+
+
+def test_a_server_that_has_the_kernel_write_what_it_gathered_can_be_killed(mount: Surviving) -> None:
+    """The kernel lets nobody end who waits for that."""
+    content = os.urandom(8 * 2**20)
+    server, caught = mount.mounter.now().pid, threading.Event()
+    processes = [server, *(pid for pid in mount.processes() if parent_of(pid) == server)]
+
+    def write_on() -> None:
+        while not caught.is_set():
+            os.pwrite(handle, content, 0)
+
+    def flush_on() -> None:
+        while not caught.is_set():
+            mount.mounter.flush()
+
+    def catch() -> bool | None:
+        if not any(map(waits_for_pages, processes)):
+            return None
+        os.kill(server, signal.SIGSTOP)
+        if any(map(waits_for_pages, processes)):
+            return True
+        os.kill(server, signal.SIGCONT)
+        return None
+
+    handle = os.open(mount.target / "large", os.O_RDWR | os.O_CREAT)
+    with ThreadPoolExecutor(2) as threads:
+        work = [threads.submit(each) for each in (write_on, flush_on)]
+        until(catch)
+        caught.set()
+        mount.after(kill, server)
+        for each in work:
+            each.result()
+    assert os.pread(handle, len(content), 0) == content
+    os.close(handle)
+    mount.mounter.flush()
+    assert (mount.mounter.bucket / "large").read_bytes() == content
+
+
+def waits_for_pages(pid: int) -> bool:
+    """Whether a thread of a process waits for pages to be written."""
+    with suppress(OSError):
+        return any(b"folio_wait" in (task / "wchan").read_bytes() for task in Path(f"/proc/{pid}/task").iterdir())
+    return False
 
 
 def test_without_a_daemon_the_next_supervisor_has_it_from_the_server(mount: Surviving) -> None:
