@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import itertools
 import os
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -127,3 +129,33 @@ def test_a_mount_of_a_ceph_bucket_does_what_a_plain_directory_does(
     place = placed(ceph_rgw)
     place.compare(profile(10))
     place.look_from_elsewhere(tmp_path)
+
+
+@promise("Server, supervisor and daemon of a read-write mount may be killed again and again: programs wait")
+@pytest.mark.timeout(max(300, SEQUENCES * 10))
+def test_a_mount_whose_server_is_killed_again_and_again_does_what_a_plain_directory_does(
+    writable_rclone: RcloneS3, placed: Callable[..., Place], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = placed(writable_rclone)
+    monkeypatch.setattr(place.mount, "remount", lambda: None)  # it is never unmounted
+    ended, kills = threading.Event(), 0
+
+    def kill() -> None:
+        nonlocal kills
+        random = Random(0)
+        while not ended.wait(random.uniform(0.0, 0.5)):
+            before = place.mount.info().pid
+            place.mount.kill_server()
+            kills += 1
+            while place.mount.info().pid == before and not ended.wait(0.02):
+                pass
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    try:
+        place.compare(profile(15), keeps_folders=False)
+    finally:
+        ended.set()
+        killer.join()
+    assert kills > 5
+    place.look_from_elsewhere(tmp_path, keeps_folders=False)
