@@ -17,8 +17,9 @@ import pytest
 from datacache import api
 from datacache.core.errors import StagingError, StagingFullError
 from datacache.settings import Settings
-from datacache.writeback.kept import KeptLog
+from datacache.writeback.kept import MAGIC, KeptLog
 from fuse_mount.bucket.fs.names import Changes
+from fuse_mount.bucket.fs.tree import FileRow, NodeRow
 from tests.fuse_mount.kept_state import expect_kept
 from tests.fuse_mount.test_bucket_fs import Directory, expect_errno
 from tests.promises import promise
@@ -312,3 +313,14 @@ def test_with_a_journal_that_cannot_be_written_what_was_recorded_is_recorded_aga
     after.close(handle)
     after.flush()
     assert (bucket / "a").read_bytes() == b"bytes"
+
+
+def test_what_is_kept_has_the_version_that_it_says():
+    """A server of another version of the package reads this. A field at the end that has a default needs no other
+    version; anything else needs another `MAGIC`, and then files that are open do not outlive the upgrade."""
+    assert {MAGIC: (NodeRow._fields, FileRow._fields)} == {
+        b"dckept01": (
+            ("parent", "name", "is_folder", "lookups", "ctime_ns", "mtime_ns", "is_gone", "cached"),
+            ("attributes", "content", "base", "staged", "slot", "size_bytes", "is_dirty", "names", "spoiled"),
+        )
+    }
