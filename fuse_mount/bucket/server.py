@@ -171,6 +171,7 @@ class BucketServer:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda number, _frame: self._signals.put(number))
         self._files.make_folder()
+        self._chores = Chores(self._fs, self._skin.forget_pages)
         control = ipc.MessageServer(self._files.listen(), self._answer, most=_MOST_CALLERS, name="control")
         threading.Thread(target=self._say_ready, args=(report,), name="ready", daemon=True).start()
         threading.Thread(target=self._obey_signals, name="signals", daemon=True).start()
@@ -179,7 +180,6 @@ class BucketServer:
         def note_failure(failure: Failure) -> None:
             self._failures = with_failure(self._failures, failure)
 
-        self._chores = Chores(self._fs, self._skin.forget_pages)
         self._chores.start()
         if goes_on:
             threading.Thread(target=self._fs.finish_closing, name="closing", daemon=True).start()
