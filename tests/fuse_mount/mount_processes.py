@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import platform
 import select
 import signal
 import subprocess
@@ -13,13 +14,23 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import fuse_mount
 from datacache.settings import Settings
 from fuse_mount import BucketInfo
+from fuse_mount.bucket.held import fetch
 from fuse_mount.kernel.session import is_dead
+from fuse_mount.lifecycle.state import BucketFiles
 from tests import leftovers
 
 _numbers = itertools.count()
+needs_resend = pytest.mark.skipif(
+    tuple(map(int, platform.release().split("-")[0].split(".")[:2])) < (6, 9)
+    or os.environ.get("DATACACHE_FUSE") == "pyfuse3",
+    reason="the kernel sends no request again (before 6.9), or pyfuse3 serves",
+)
+"""Marks tests of read-write mounts that outlive their servers."""
 
 
 class BucketMounter:
@@ -66,6 +77,13 @@ class BucketMounter:
         kill(info.supervisor)
         kill(info.pid)
         return info
+
+    def forget_state(self) -> None:
+        """Have the next server find memory that it cannot read, so that it begins with a mount of its own."""
+        held = fetch(BucketFiles(self.settings.home, self.target))
+        if held is not None:
+            os.pwrite(held.memory, b"another.", 0)
+            held.close()
 
     def kill_others(self) -> None:
         """SIGKILL to the daemon."""

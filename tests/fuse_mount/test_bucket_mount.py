@@ -328,6 +328,7 @@ def test_the_folder_below_is_never_free_while_a_server_is_replaced(mounter: Buck
     writer.start()
     try:
         for _ in range(2):
+            mounter.forget_state()
             mounter.kill()
     finally:
         done.set()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import platform
 import signal
 import threading
 import time
@@ -22,23 +21,18 @@ import pytest
 
 from datacache.daemon.client import DaemonClient
 from fuse_mount import BucketInfo
-from fuse_mount.bucket.held import HeldMount
 from fuse_mount.lifecycle import keeping, launch, process
 from fuse_mount.lifecycle.state import BucketFiles
 from tests import leftovers
 from tests.fuse_mount.containers import parent_of
 from tests.fuse_mount.crash.programs import Running, problems_in
-from tests.fuse_mount.mount_processes import BucketMounter, kill, mount_is_dead, unmount_by_hand
+from tests.fuse_mount.mount_processes import BucketMounter, kill, mount_is_dead, needs_resend, unmount_by_hand
 from tests.promises import promise
 
 T = TypeVar("T")
 KILLS = int(os.environ.get("DATACACHE_TEST_KILLS") or 12)
 
-pytestmark = pytest.mark.skipif(
-    tuple(map(int, platform.release().split("-")[0].split(".")[:2])) < (6, 9)
-    or os.environ.get("DATACACHE_FUSE") == "pyfuse3",
-    reason="the kernel sends no request again, or pyfuse3 serves",
-)
+pytestmark = needs_resend
 
 
 def until(ready: Callable[[], T | None]) -> T:
@@ -116,7 +110,7 @@ def mount(bucket_mounter: BucketMounter) -> Surviving:
 
 
 @promise("Server, supervisor and daemon of a read-write mount may be killed again and again: programs wait")
-@pytest.mark.timeout(120 + 10 * KILLS)
+@pytest.mark.timeout(180 + 15 * KILLS)
 def test_whoever_is_killed_programs_wait_and_nothing_is_lost(mount: Surviving, tmp_path: Path) -> None:
     with Running(mount.target) as programs:
         for number in range(KILLS):
@@ -125,7 +119,7 @@ def test_whoever_is_killed_programs_wait_and_nothing_is_lost(mount: Surviving, t
         said = programs.finish()
     print(said)
     assert os.stat(mount.target).st_dev == mount.device
-    mount.mounter.unmount()
+    mount.mounter.unmount(flush_s=60.0 + 5 * KILLS)
     other = mount.elsewhere(tmp_path)
     problems = [each for name in said for each in problems_in(other.target / name, name, said[name]["rounds"])]
     other.unmount()
@@ -273,10 +267,7 @@ def test_what_is_given_up_is_let_go_of(mount: Surviving, monkeypatch: pytest.Mon
 def test_memory_of_another_version_has_the_next_server_begin_anew(mount: Surviving) -> None:
     before = mount.mounter.now()
     (mount.target / "file").write_text("acknowledged")
-    note, fds = keeping.fetch(mount.settings.home, BucketFiles(mount.settings.home, mount.target).key, most=2)
-    held = HeldMount(*fds, note["device"])
-    os.pwrite(held.memory, b"another.", 0)
-    held.close()
+    mount.mounter.forget_state()
     mount.kill_server()
     assert mount.whole().device != before.device
     assert (mount.target / "file").read_text() == "acknowledged"

@@ -32,7 +32,7 @@ from fuse_mount.lifecycle.state import BucketFiles, MountFiles
 from tests import leftovers
 from tests.fuse_mount.conftest import Mounter, files_below
 from tests.fuse_mount.containers import Container, parent_of
-from tests.fuse_mount.mount_processes import BucketMounter, mount_is_dead
+from tests.fuse_mount.mount_processes import BucketMounter, mount_is_dead, needs_resend
 from tests.fuse_mount.test_crashes import Readers
 from tests.fuse_mount.test_session import ended
 from tests.promises import promise
@@ -321,6 +321,7 @@ def test_a_buckets_supervisor_is_followed_by_one_that_watches_its_server_and_all
     assert keeping.known(node.settings.home) == {}
 
 
+@needs_resend
 @promise("An upgrade of the mount host lets open files of a read-write mount go on")
 def test_a_host_that_ends_leaves_its_mounts_to_the_next_one(bucket: BucketMounter, node: Node) -> None:
     bucket()
