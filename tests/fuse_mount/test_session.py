@@ -51,6 +51,19 @@ def test_unmounting_ends_every_process_and_removes_the_state(
     assert not fuse_mount.unmount(info.mountpoint, settings=settings)  # nothing there: nothing done
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user needs the file system of all connections mounted")
+def test_a_connection_is_ended_while_somebody_holds_it(tmp_path: Path) -> None:
+    fd = session.mount(str(tmp_path), "test", allow_other=False)
+    try:
+        there = session.mount_at(tmp_path)
+        assert there is not None
+        session.abort(there.device)
+        assert session.is_dead(str(tmp_path))
+    finally:
+        session.unmount_now(str(tmp_path), lazy=True)
+        os.close(fd)
+
+
 def test_umount_by_hand_ends_everything(folder: Path, mounter: Mounter, settings: Settings) -> None:
     info = mounter()
     unmount_by_hand(info.mountpoint)
