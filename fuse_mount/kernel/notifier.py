@@ -30,6 +30,7 @@ class Notifier:
     """The process, from the server's side."""
 
     def __init__(self) -> None:
+        self._begun = threading.Event()
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         if os.fork() == 0:
             _serve(theirs)
@@ -38,9 +39,11 @@ class Notifier:
     def begin(self, connection: int) -> None:
         """Give it the connection to the kernel, which stays the caller's as well."""
         socket.send_fds(self._channel, [b"connection"], [connection])
+        self._begun.set()
 
     def send(self, message: bytes) -> None:
-        """Have the kernel take a notification, and wait for that. `OSError` as of the write."""
+        """Have the kernel take a notification, and wait for that, and for the connection. `OSError` as of the write."""
+        self._begun.wait()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with ours:
             with theirs:
