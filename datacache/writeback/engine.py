@@ -43,6 +43,8 @@ from datacache.writeback.model import (
     Staged,
     Stored,
     UploadState,
+    content_fields,
+    content_of,
     decode_pending,
     decode_upload,
     encode_pending,
@@ -328,9 +330,9 @@ class WriteBack:
     def _note_unready(self, old: Pending | None, new: Pending | None) -> None:
         """Keep what is pending of a key and not recorded."""
         if new is not None and not new.ready:
-            self._changed.append((_UNREADY, new.key, encode_pending(new), new.touched))
+            self._changed.append(_unready_item(new))
         elif old is not None and not old.ready:
-            self._changed.append((_UNREADY, old.key, None, False))
+            self._changed.append((_UNREADY, old.key))
 
     def _release(self, old: Pending | None, released: set[int]) -> None:
         """Take note that a key's old content is not its content any more."""
@@ -480,7 +482,7 @@ class WriteBack:
         yield from self._recorded
         for pending in self.overlay:
             if not pending.ready:
-                yield _UNREADY, pending.key, encode_pending(pending), pending.touched
+                yield _unready_item(pending)
         for number in self._held:
             yield _HELD, number, True
 
@@ -496,10 +498,11 @@ class WriteBack:
                 while groups and groups[0][0] <= item[0]:
                     groups.popleft()
             elif kind == _UNREADY:
-                key, header, touched = item
+                key, *fields = item
                 unready.pop(key, None)
-                if header is not None:
-                    unready[key] = replace(decode_pending(key, header, 0), ready=False, touched=touched)
+                if fields:
+                    attributes, content, *more = fields
+                    unready[key] = Pending(key, Attributes(*attributes), content_of(content), *more)
             elif kind == _HELD:
                 (self._kept_files.add if item[1] else self._kept_files.discard)(item[0])
         look = self.kept.slots.look
@@ -588,3 +591,12 @@ class WriteBack:
             finally:
                 self.memory.close()
                 self.area.close(discard=discard and self.area.is_new and not len(self.overlay))
+
+
+def _unready_item(pending: Pending) -> Item:
+    """Return the item of a new file that was not closed or synced yet."""
+    p = pending
+    assert p.attributes is not None
+    assert p.content is not None
+    attributes, content = tuple(p.attributes), content_fields(p.content)
+    return _UNREADY, p.key, attributes, content, p.base, p.version, p.since, p.ready, p.touched, p.after

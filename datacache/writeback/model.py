@@ -15,7 +15,7 @@ from __future__ import annotations
 import base64
 import json
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from functools import lru_cache
@@ -171,6 +171,18 @@ class Stored(NamedTuple):
 
 
 Content: TypeAlias = Logged | Staged | Stored
+_CONTENTS: dict[str, Callable[..., Content]] = {"Logged": logged, "Staged": Staged, "Stored": Stored}
+
+
+def content_fields(content: Content) -> tuple[Any, ...]:
+    """Return content as plain values: the name of its type, and its fields."""
+    return (type(content).__name__, *content)
+
+
+def content_of(fields: tuple[Any, ...]) -> Content:
+    """Return the content of such values."""
+    kind, *rest = fields
+    return _CONTENTS[kind](*rest)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from typing import Any
 
 from datacache.writeback.draft import Draft
 from datacache.writeback.kept import Item
-from datacache.writeback.model import Attributes, Content, Staged, Stored, logged
+from datacache.writeback.model import Attributes, Staged, content_fields, content_of
 from fuse_mount.bucket.fs.handles import Handles
 from fuse_mount.bucket.fs.names import Listing, Names
 from fuse_mount.bucket.fs.nodes import Nodes
@@ -88,7 +88,7 @@ class Kept:
             file.node.ino,
             *FileRow(
                 tuple(draft.attributes if draft is not None else file.attributes),
-                (type(file.content).__name__, *file.content),
+                content_fields(file.content),
                 file.base,
                 staged.file if isinstance(staged, Staged) else None,
                 draft.slot.number if draft is not None and draft.slot is not None else None,
@@ -128,8 +128,8 @@ class Kept:
         return left
 
     def _restore_file(self, node: Node, row: FileRow) -> None:
-        engine, files, (kind, *content) = self._engine, self._nodes.files, row.content
-        file = node.open = OpenFile(node, Attributes(*row.attributes), _CONTENTS[kind](*content), row.base)
+        engine, files = self._engine, self._nodes.files
+        file = node.open = OpenFile(node, Attributes(*row.attributes), content_of(row.content), row.base)
         file.nameless, file.is_unnamed, file.replaced = row.names
         if row.spoiled is not None:
             file.spoiled = OSError(*row.spoiled)
@@ -209,9 +209,6 @@ class Found:
 
     def _next(self, ino: int, handle: int, listing: int) -> None:
         self.next = ino, handle, listing
-
-
-_CONTENTS: dict[str, Callable[..., Content]] = {"Logged": logged, "Staged": Staged, "Stored": Stored}
 
 
 def _node_item(node: Node) -> Item:
