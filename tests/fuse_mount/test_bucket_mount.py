@@ -24,7 +24,7 @@ import fuse_mount
 from datacache.core.errors import MountError, UploadError, UsageError
 from datacache.settings import load_settings
 from fuse_mount.kernel import session
-from fuse_mount.lifecycle import process
+from fuse_mount.lifecycle import keeping, process
 from fuse_mount.lifecycle.state import BucketFiles
 from tests.conformance.faults import FaultProxy
 from tests.fuse_mount.mount_processes import (
@@ -443,6 +443,7 @@ def test_a_flush_goes_on_when_the_server_dies(mounter: BucketMounter, proxy: Fau
     assert (mounter.bucket / "a").read_text() == "text"
 
 
+@promise("A read-write mount that cannot be served again is an error and no wait")
 @pytest.mark.slow
 def test_a_supervisor_gives_up_on_servers_that_cannot_start_and_says_so(mounter: BucketMounter) -> None:
     info = mounter()
@@ -452,7 +453,10 @@ def test_a_supervisor_gives_up_on_servers_that_cannot_start_and_says_so(mounter:
     area.write_text("{")
     with waiting_for_the_end_of(info.supervisor):
         kill(info.pid)
+        with pytest.raises(OSError, match=r"Transport endpoint|Software caused"):
+            os.statvfs(mounter.target)
     assert mount_is_dead(info)  # nobody takes the folder below for the bucket
+    assert keeping.known(mounter.settings.home) == {}
     with pytest.raises(MountError, match=r"5 servers in a row .* area.json"):
         fuse_mount.bucket_status(mounter.now())
     assert "is given up" in info.log.read_text()
