@@ -471,14 +471,14 @@ class WriteBack:
     # --- what is kept for the next owner -----------------------------------------------------------------------------
 
     def take_changed(self) -> list[Item]:
-        """See `kept.Source`."""
+        """See `kept.KeptSource`."""
         changed = self._changed
         if changed:
             self._changed = []
         return changed
 
     def everything(self) -> Iterator[Item]:
-        """See `kept.Source`."""
+        """See `kept.KeptSource`."""
         yield from self._recorded
         for pending in self.overlay:
             if not pending.ready:

@@ -6,8 +6,8 @@ what a server tells the kernel, and what is not durable yet, it notes here first
 this as well, and both are gone together. A power loss takes both: what it may take is the journal's to say.
 
 What is changed in one *section*, that is while the engine's lock is held, is one record: the next server finds all of
-it or nothing. Those who have something to keep are `Source`s: asked for what they changed when a section ends, and for
-all that they have when the log has become much longer than that.
+it or nothing. Those who have something to keep are `KeptSource`s: asked for what they changed when a section ends, and
+for all that they have when the log has become much longer than that.
 
 The bytes of small files that are being written lie in `Slots` of the same memory, and the log says in which.
 
@@ -54,7 +54,7 @@ Item = tuple[Any, ...]
 """What is kept, by its kind (a short string); of what, and what its owner wants to find again."""
 
 
-class Source(Protocol):
+class KeptSource(Protocol):
     """Somebody who has something to keep. Called with the engine's lock held."""
 
     def take_changed(self) -> list[Item]:
@@ -133,10 +133,10 @@ class Keeping:
     """Keeps nothing: of a mount that ends with its server, and of an area that is only flushed."""
 
     def __init__(self, slots: Slots | None = None) -> None:
-        self._sources: list[Source] = []
+        self._sources: list[KeptSource] = []
         self.slots = slots or Slots()
 
-    def watch(self, source: Source) -> None:
+    def watch(self, source: KeptSource) -> None:
         """Keep what a source has, from now on."""
         self._sources.append(source)
 

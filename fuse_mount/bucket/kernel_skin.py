@@ -26,7 +26,7 @@ from datacache.writeback.remote.bucket import Needs
 from fuse_mount.bucket.fs.bucket_fs import BucketFs
 from fuse_mount.bucket.fs.names import Changes
 from fuse_mount.bucket.fs.nodes import LONGEST_NAME, Attr
-from fuse_mount.bucket.fs.notes import Done
+from fuse_mount.bucket.fs.notes import DoneRequest
 from fuse_mount.bucket.refusals import Refusals
 from fuse_mount.errno_map import FailureLog
 from fuse_mount.kernel import protocol, session
@@ -257,7 +257,7 @@ class _Turn:
 
     @property
     def unique(self) -> int:
-        """See `notes.Request`."""
+        """See `notes.PresentRequest`."""
         return self._unique & ~protocol.UNIQUE_RESEND
 
     def run(self) -> None:
@@ -347,7 +347,7 @@ class _Turn:
         done = self._fs.notes.take_done(self.unique)
         return handler if done is None else lambda _ino: self._result_of(done)
 
-    def _result_of(self, done: Done) -> bytes:
+    def _result_of(self, done: DoneRequest) -> bytes:
         body = b""
         if done.ino and self._opcode not in (protocol.OPEN, protocol.OPENDIR):
             body = self._entry(self._do(self._names.getattr, done.ino))

@@ -18,24 +18,25 @@ it when a section ends. What is pending is the engine's to keep. Items, by their
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from datacache.core.errors import QuotaError, StagingFullError
 from datacache.writeback.draft import Draft
 from datacache.writeback.kept import Item
 from datacache.writeback.model import Attributes, Staged, content_fields, content_of
 from fuse_mount.bucket.fs.handles import Handles
 from fuse_mount.bucket.fs.names import Listing, Names
 from fuse_mount.bucket.fs.nodes import Nodes
-from fuse_mount.bucket.fs.notes import DONE, HANDLE, LISTING, ROOT_ATTRIBUTES, SIZE, TOLD, Done, Notes
+from fuse_mount.bucket.fs.notes import DONE, HANDLE, LISTING, ROOT_ATTRIBUTES, SIZE, TOLD, DoneRequest, Notes
 from fuse_mount.bucket.fs.tree import FileRow, Node, NodeRow, OpenFile
-from fuse_mount.errno_map import errno_of
 
 _NODE, _GONE, _FILE, _CLOSED, _NEXT = "node", "gone", "file", "closed", "next"
 
 
 class Kept:
-    """One mount's `Source` (see `writeback.kept`)."""
+    """One mount's `KeptSource` (see `writeback.kept`)."""
 
     def __init__(self, nodes: Nodes, handles: Handles, names: Names, notes: Notes) -> None:
         self._nodes, self.tree, self._engine = nodes, nodes.tree, nodes.engine
@@ -45,7 +46,7 @@ class Kept:
     # --- keeping -----------------------------------------------------------------------------------------------------
 
     def take_changed(self) -> list[Item]:
-        """See `writeback.kept.Source`."""
+        """See `writeback.kept.KeptSource`."""
         notes = self._notes
         items, changed = notes.items, notes.changed
         if not items and not changed:
@@ -64,7 +65,7 @@ class Kept:
         return items
 
     def everything(self) -> Iterator[Item]:
-        """See `writeback.kept.Source`."""
+        """See `writeback.kept.KeptSource`."""
         self._open.clear()
         yield _NEXT, self.tree.next_ino, self._handles.next_handle, self._names.next_listing
         for node in self.tree:
@@ -80,8 +81,9 @@ class Kept:
         draft, spoiled = file.draft, None
         staged = draft.content() if draft is not None else None
         if file.spoiled is not None:
-            number = file.spoiled.errno if isinstance(file.spoiled, OSError) else None
-            spoiled = (number or errno_of(file.spoiled), str(file.spoiled))
+            is_full = isinstance(file.spoiled, StagingFullError | QuotaError)
+            number = getattr(file.spoiled, "errno", None) or (errno.ENOSPC if is_full else errno.EIO)
+            spoiled = (number, str(file.spoiled))
         self._open.add(file.node.ino)
         return (
             _FILE,
@@ -154,7 +156,7 @@ class Found:
         self.files: dict[int, FileRow] = {}
         self.handles: dict[int, tuple[int, bool]] = {}
         self.listings: dict[int, Listing] = {}
-        self.done: dict[int, Done] = {}
+        self.done: dict[int, DoneRequest] = {}
         self.root: Attributes | None = None
         self.next = (0, 0, 0)
         take: dict[str, Callable[..., None]] = {
@@ -202,7 +204,7 @@ class Found:
 
     def _done(self, unique: int, ino: int, handle: int, answered: int) -> None:
         self.done.pop(answered, None)
-        self.done[unique] = Done(ino, handle)
+        self.done[unique] = DoneRequest(ino, handle)
 
     def _root(self, attributes: tuple[Any, ...]) -> None:
         self.root = Attributes(*attributes)

@@ -21,7 +21,7 @@ _MOST_DONE = 2000
 """More than there may be threads that answer requests (`kernel_skin`)."""
 
 
-class Request(Protocol):
+class PresentRequest(Protocol):
     """What a thread is about to answer."""
 
     @property
@@ -30,7 +30,7 @@ class Request(Protocol):
         ...
 
 
-class Done(NamedTuple):
+class DoneRequest(NamedTuple):
     """The result of a request that must not be done twice."""
 
     ino: int
@@ -45,33 +45,33 @@ class Notes:
         """Those with a field that was set."""
         self.items: list[Item] = []
         """All other changes."""
-        self.done: dict[int, Done] = {}
+        self.done: dict[int, DoneRequest] = {}
         """Requests that were done and perhaps not answered, by their numbers."""
         self._thread = threading.local()
 
-    def serve(self, request: Request) -> None:
+    def serve(self, request: PresentRequest) -> None:
         """Note that this thread answers requests, of which this is always the present one."""
         self._thread.request, self._thread.last = request, 0
 
     def note_done(self, ino: int = 0, handle: int = 0) -> None:
         """Note that what this thread is to answer is done with this section, and with which result. What the thread
         noted before is answered by now."""
-        request: Request | None = getattr(self._thread, "request", None)
+        request: PresentRequest | None = getattr(self._thread, "request", None)
         if request is None:
             return
         last, unique = self._thread.last, request.unique
         self.done.pop(last, None)
-        self.done[unique] = Done(ino, handle)
+        self.done[unique] = DoneRequest(ino, handle)
         self.items.append((DONE, unique, ino, handle, last))
         self._thread.last = unique
 
-    def take_done(self, unique: int) -> Done | None:
+    def take_done(self, unique: int) -> DoneRequest | None:
         """Return what came of a request that is sent again, if it was done; this thread is to answer it."""
         found = self.done.get(unique)
         if found is not None:
             self._thread.last = unique
         return found
 
-    def restore_done(self, done: dict[int, Done]) -> None:
+    def restore_done(self, done: dict[int, DoneRequest]) -> None:
         """Take up what an earlier server has done."""
         self.done = dict(list(done.items())[-_MOST_DONE:])
