@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import signal
@@ -79,8 +80,9 @@ class Surviving:
 
     def kill_daemon(self) -> None:
         for pid in self.processes():
-            if b"datacache.daemon" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                kill(pid)
+            with contextlib.suppress(OSError):  # another process of this home, which has just ended
+                if b"datacache.daemon" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    kill(pid)
         DaemonClient(self.settings).ensure()
 
     def after(self, what: Callable[[int], None], pid: int) -> None:
