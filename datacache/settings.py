@@ -105,6 +105,11 @@ class Settings:
     """How much a mount may stage at a time; 0: what the file system has."""
     staging_wait_s: float = 60.0
     """How long a write to a full staging area waits for room; 0: not at all."""
+    replica: str = "require"
+    """What becomes of a write with `ack=replicated` while there is no second node: it waits and fails (`require`), or
+    is acknowledged by this node alone (`prefer`)."""
+    replica_lease_s: float = 30.0
+    """How long after a node's last sign of life another one uploads what is pending there."""
     uploads: int = 8
     """Objects a read-write mount uploads at a time."""
     objects: str = ""
@@ -371,6 +376,8 @@ _PARSERS: dict[str, Any] = {
     "staging": _path,
     "staging_bytes": parse_bytes,
     "staging_wait_s": _seconds_or_none,
+    "replica": _parse_choice("require", "prefer"),
+    "replica_lease_s": _positive(float),
     "uploads": _positive(int),
     "objects": _parse_objects,
     "daemon": _parse_choice("auto", "external"),

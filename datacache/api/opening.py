@@ -24,8 +24,10 @@ from datacache.settings import Settings, load_settings
 
 if TYPE_CHECKING:
     from datacache.shards.reader import Shards
+    from datacache.writeback.engine import Replication
     from datacache.writeback.kept import Keeping
     from datacache.writeback.live import LiveBucket
+    from datacache.writeback.staging.area import StagingArea
 
 
 def open_catalog(settings: Settings | None = None) -> Catalog:
@@ -189,12 +191,13 @@ def open_bucket(
 
     The upload of what an earlier process has left there goes on. `who` is shown to others that want the area. With
     `ack="uploaded"` a write is acknowledged when it is in the bucket, with `"staged"` when it is durable in the staging
-    area. Listings are used for `ttl_s`; files that stay open are uploaded every `upload_every_s`. There may be
-    `quota_bytes` under the prefix (0: no quota; with `keep_quota` the one set last in this staging area goes before).
-    Nothing is asked of the store yet, unless there is a quota. With `kept`, what an earlier process left when it was
-    killed goes on, and uploading begins only with `uploader.start()`. `direct` reads objects from the store and never
-    from the node's cache, whose credentials belong to others. `StagingBusyError` where another mount has the area,
-    `StagingError`, `UsageError`.
+    area, with `"replicated"` when it is durable on a second node of the cluster as well (`cluster.replicas`). Listings
+    are used for `ttl_s`; files that stay open are uploaded every `upload_every_s`. There may be `quota_bytes` under the
+    prefix (0: no quota; with `keep_quota` the one set last in this staging area goes before). Nothing is asked of the
+    store yet, unless there is a quota. With `kept`, what an earlier process left when it was killed goes on, and
+    uploading begins only with `uploader.start()`. `direct` reads objects from the store and never from the node's
+    cache, whose credentials belong to others. `StagingBusyError` where another mount has the area, `StagingError`,
+    `UsageError`.
     """
     import socket
 
@@ -206,20 +209,22 @@ def open_bucket(
     from datacache.writeback.live import LiveBucket
     from datacache.writeback.quota import Quota
     from datacache.writeback.remote.memory import RemoteMemory
-    from datacache.writeback.staging.area import StagingArea
     from datacache.writeback.staging.files import StagedFiles
     from datacache.writeback.upload.uploader import Uploader
 
     settings = settings or load_settings()
-    if ack not in ("staged", "uploaded"):
-        raise UsageError(f"{ack!r} is no way to acknowledge writes", hint="It is 'staged' or 'uploaded'.")
+    if ack not in ("staged", "replicated", "uploaded"):
+        raise UsageError(f"{ack!r} is no way to acknowledge writes", hint="It is 'staged', 'replicated' or 'uploaded'.")
     store_url, prefix = split_url(url)
     endpoint = endpoint_of(store_url, settings)
     if settings.staging is None:
         settings.home.mkdir(mode=0o700, parents=True, exist_ok=True)
     with ExitStack() as stack:
         bucket = stack.enter_context(closing(open_bucket_backend(store_url, settings, probe_prefix=prefix)))
-        area = stack.enter_context(StagingArea.open(settings.staging_root, url, who=who, endpoint=endpoint))
+        area, replication, notes = _open_area(settings, url, who=who, endpoint=endpoint, ack=ack, kept=kept)
+        stack.enter_context(area)
+        if replication is not None:
+            stack.callback(replication.close, done=False)
         files = StagedFiles(area.data_folder, limit_bytes=settings.staging_bytes)
         # What the journal has written and does not need any more lies in its segments: of a small disk it takes little.
         share = max(256 * 1024, files.capacity_bytes // 32)
@@ -233,7 +238,17 @@ def open_bucket(
         stack.callback(journal.close)
         host = socket.gethostname()
         engine = WriteBack(
-            area, files, journal, bucket, prefix, memory=memory, host=host, uploads=settings.uploads, ack=ack, kept=kept
+            area,
+            files,
+            journal,
+            bucket,
+            prefix,
+            memory=memory,
+            host=host,
+            uploads=settings.uploads,
+            ack="replicated" if replication is not None and ack == "staged" else ack,
+            kept=kept,
+            replication=replication,
         )
         stack.pop_all()
         stack.callback(bucket.close)
@@ -256,6 +271,33 @@ def open_bucket(
             ttl_s=ttl_s,
             upload_every_s=upload_every_s,
             staging_wait_s=settings.staging_wait_s,
+            notes=notes,
         )
         stack.pop_all()
     return live
+
+
+def _open_area(
+    settings: Settings, url: str, *, who: str, endpoint: str, ack: str, kept: Keeping | None
+) -> tuple[StagingArea, Replication | None, tuple[str, ...]]:
+    """Take a URL's staging area, and what brings its changes to a second node where there is to be one: with
+    `ack="replicated"`, and as long as something is pending that was acknowledged so. An area that another node has
+    taken over meanwhile is put aside, and an empty one begins; then there is a note of it."""
+    from datacache.cluster.replicas.opening import REPLICATED, AreaTakenError, open_replication
+    from datacache.writeback.staging.area import StagingArea
+
+    in_use = kept is not None and any(True for _ in kept.items())
+    notes: tuple[str, ...] = ()
+    while True:
+        area = StagingArea.open(settings.staging_root, url, who=who, endpoint=endpoint)
+        try:
+            if ack != "replicated" and not (area.folder / REPLICATED).exists():
+                return area, None, notes
+            replication = open_replication(settings, area, endpoint, required=ack == "replicated", in_use=in_use)
+        except AreaTakenError as exc:
+            notes = (exc.message,)  # and again, with an empty one
+        except BaseException:
+            area.close(discard=area.is_new)
+            raise
+        else:
+            return area, replication, notes

@@ -17,6 +17,7 @@ from collections.abc import Generator, Iterator
 from itertools import groupby
 
 from datacache.cluster.peers import Peers
+from datacache.cluster.replicas.receiver import Replicas
 from datacache.core.errors import CacheError, DaemonError, DatacacheError, UsageError
 from datacache.core.ids import BLOCK_BYTES, block_id, object_id
 from datacache.daemon.fetcher import Fetcher, Reading
@@ -37,6 +38,8 @@ _SIGN_EVERY_S = 0.25
 """How often a node that waits for a block hears that it is being got: four times before it gives this one up."""
 _PART_SILENT_S = 0.75
 """How long another part may be silent: less than the second that this node may be."""
+_REPLICA_S = 8.0
+"""How long the first part may take to make a replica durable: less than `cluster.replicas.sender` waits."""
 _ORDER_S = 5.0
 """How long the first part may take for what is no block."""
 
@@ -154,8 +157,10 @@ class NodeRequests:
         peers: Peers,
         fetcher: Fetcher,
         parts: OtherParts,
+        replicas: Replicas | None = None,
     ) -> None:
-        self.peers, self.fetcher, self._parts = peers, fetcher, parts
+        """`replicas` of other nodes' staging areas, which the first part holds."""
+        self.peers, self.fetcher, self._parts, self._replicas = peers, fetcher, parts, replicas
         self._receiver = Receiver(fetcher, parts)
         self._room = threading.BoundedSemaphore(_MOST_UNDER_WAY)
 
@@ -199,7 +204,12 @@ class NodeRequests:
                     self._end(reading)
 
     def call(self, op: bytes, body: memoryview) -> bytes:
-        """Do what another node asks for besides blocks: all of it is about draining."""
+        """Do what another node asks for besides blocks: it drains, or has a replica of a staging area here."""
+        if op == b"replica":
+            if self._replicas is not None:
+                return self._replicas.call(body)
+            with self._parts.connected(0, _REPLICA_S) as connection:
+                return bytes(connection.call(op.decode(), body))
         if op in (b"lacks", b"keep") and self.peers.leaves:
             raise DaemonError("the node drains, and takes nothing over")
         if op == b"lacks":

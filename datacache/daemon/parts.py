@@ -180,11 +180,7 @@ class PartProcesses:
             process.wait()
 
     def _start(self, each: _PartProcess) -> None:
-        environment = os.environ | each.settings.environment()
-        if self._environments is not None:
-            environment |= self._environments.newest_first()[0]
-        package_root = str(Path(__file__).parents[2])
-        environment["PYTHONPATH"] = os.pathsep.join(p for p in (package_root, os.environ.get("PYTHONPATH")) if p)
+        environment = child_environment(each.settings, self._environments)
         number, of = each.part
         listener = [] if self._listener is None else ["--listener", str(self._listener.fileno())]
         each.health = None
@@ -351,3 +347,13 @@ def _joined(things: Iterable[Mapping[str, Any]]) -> list[Any]:
     for thing in things:
         by_name.setdefault(next(thing[key] for key in _NAMES if key in thing), []).append(thing)
     return [add_up(same) for same in by_name.values()]
+
+
+def child_environment(settings: Settings, environments: Environments | None) -> dict[str, str]:
+    """Return the variables of a process that has these settings, and reaches stores as this one does."""
+    environment = os.environ | settings.environment()
+    if environments is not None:
+        environment |= environments.newest_first()[0]
+    package_root = str(Path(__file__).parents[2])
+    environment["PYTHONPATH"] = os.pathsep.join(p for p in (package_root, os.environ.get("PYTHONPATH")) if p)
+    return environment

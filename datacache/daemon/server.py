@@ -29,6 +29,7 @@ from datacache.catalog.packs import stores_with_packs
 from datacache.catalog.refs import resolve
 from datacache.cluster.members import IN_NO_CLUSTER, JOIN_A_CLUSTER
 from datacache.cluster.peers import Peers
+from datacache.cluster.replicas.receiver import Replicas
 from datacache.core import counters
 from datacache.core.errors import DatacacheError, SnapshotNotFoundError, UsageError
 from datacache.core.ids import ObjectRef, block_id, block_length, object_id
@@ -39,7 +40,7 @@ from datacache.daemon.mount_leases import MountLeases
 from datacache.daemon.nodes import NodeRequests
 from datacache.daemon.orders.lookahead import Lookaheads
 from datacache.daemon.orders.plan_file import decode_header
-from datacache.daemon.parts import OtherParts, PartProcesses, add_up, ask_part
+from datacache.daemon.parts import OtherParts, PartProcesses, add_up, ask_part, child_environment
 from datacache.daemon.pulse import Pulse
 from datacache.daemon.turns import Sends, TurnKind
 from datacache.daemon.warmer import Warmer, snapshot_objects
@@ -109,7 +110,10 @@ class Daemon:
             parts=writer.part.of,
         )
         others = OtherParts(settings.home, writer.part)
-        self.nodes = NodeRequests(peers, self.fetcher, others) if peers is not None else None
+        self._replicas = None
+        if peers is not None and not self._part.number and not settings.catalog.startswith("sqlite:"):
+            self._replicas = Replicas(settings, catalog, peers.me.node, child_environment(settings, environments))
+        self.nodes = NodeRequests(peers, self.fetcher, others, self._replicas) if peers is not None else None
         """The answers to other nodes of the cluster; None in no cluster."""
         lru_bytes = writer.tiers[-1].budget_bytes if settings.eviction == "lru" else None
         self._lookaheads = Lookaheads(settings, writer, self.fetcher, self._open_manifest)
@@ -166,7 +170,7 @@ class Daemon:
         op = request.head.decode(errors="replace")
         if request.kind == Kind.CALL and op == "lookahead":
             result: Result = self._lookahead(request.body)
-        elif request.kind == Kind.CALL and op in ("lacks", "keep", "state") and self.nodes is not None:
+        elif request.kind == Kind.CALL and op in ("lacks", "keep", "state", "replica") and self.nodes is not None:
             result = self.nodes.call(request.head, request.body)
         elif request.kind == Kind.CALL and op in self._operations:
             result = self._operations[op](Fields.decode(request.body))
@@ -190,6 +194,8 @@ class Daemon:
             paths.start_failure_path(self._settings.home).unlink(missing_ok=True)
             self._pulse.start()
             self._leases.start()
+            if self._replicas is not None:
+                self._replicas.start()
 
     def live(self) -> None:
         """Look after the daemon until it is told to stop."""
@@ -213,6 +219,8 @@ class Daemon:
     def close(self) -> None:
         """End all work under way; what outlasts a few seconds of patience ends with the process."""
         self._leases.stop()
+        if self._replicas is not None:
+            self._replicas.stop()
         self._chores.shutdown(wait=False, cancel_futures=True)
         for stop in (self._lookaheads.stop, self._warmer.stop, self.fetcher.close, self._pulse.stop):
             stop()

@@ -70,11 +70,12 @@ class Claims:
         deleted cannot be: that other keys do not need it any more."""
         engine = self._engine
         pending = engine.get(key)
-        if pending is not None and pending.base:
+        # Where a second node may go on with it, that one is to know of all that the bucket has.
+        if pending is not None and (pending.base or engine.replication is not None):
             try:
-                engine.commit()
+                engine.commit(acknowledges=False)
             except StagingFullError:
-                engine.commit(engine.needs_ended)  # the rest can wait: only uploading makes room
+                engine.commit(engine.needs_ended, acknowledges=False)  # the rest can wait: only uploading makes room
         with engine.lock:
             pending = self._overlay.get(key)
             if pending is None or not pending.ready or key in engine.claims or key in engine.local_folders:

@@ -129,7 +129,10 @@ class Draft:
         else:
             if offset < self.size:
                 self._engine.tear(self._number, offset)
-            write_all(self._fd(), data, offset)
+            try:
+                write_all(self._fd(), data, offset)
+            finally:
+                self._engine.files.note_written(self._number, offset, end)
             if end > self.size:
                 self._engine.files.grow(self._number, end - self.size)
                 if end // _WRITTEN_AT_A_TIME > self.size // _WRITTEN_AT_A_TIME:
@@ -147,6 +150,7 @@ class Draft:
                 self._engine.tear(self._number, size)
             os.ftruncate(self._fd(), size)
             if size < self.size:
+                self._engine.files.note_written(self._number, size, self.size)
                 self._engine.files.grow(self._number, size - self.size)
         self.size = size
 
@@ -166,7 +170,10 @@ class Draft:
         else:
             if clears:
                 self._engine.tear(self._number, offset)
-            self._allocate_in_file(mode, offset, end, zeros_from=offset if clears else self.size)
+            try:
+                self._allocate_in_file(mode, offset, end, zeros_from=offset if clears else self.size)
+            finally:
+                self._engine.files.note_written(self._number, offset, end)
             if end > self.size:
                 self._engine.files.grow(self._number, end - self.size)
         self.size = max(self.size, end)
@@ -197,6 +204,7 @@ class Draft:
             self._engine.tear(self._number, offset)
         copied = copy_range(source.fileno(), start, self._fd(), offset, size)
         end = offset + copied
+        self._engine.files.note_written(self._number, offset, end)
         if copied and end > self.size:
             self._engine.files.grow(self._number, end - self.size)
             self.size = end

@@ -17,10 +17,10 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import xxhash
 
@@ -83,6 +83,47 @@ class Watcher(Protocol):
         ...
 
 
+class Replicated(NamedTuple):
+    """Where what is acknowledged is beside this node."""
+
+    node: str
+    """'' for nowhere."""
+    problem: str
+
+
+class Replication(Protocol):
+    """Brings what becomes durable here to a second node's disk as well. Any thread."""
+
+    def watch(self, engine: WriteBack) -> None:
+        """Begin, with all that the journal has."""
+        ...
+
+    def note_changed(self, keys: Sequence[str]) -> None:
+        """Take note of keys of the journal whose records have changed. The engine's lock is held."""
+        ...
+
+    def ask(self, ticket: int) -> None:
+        """Begin to bring the changes up to a ticket."""
+        ...
+
+    def wait(self, ticket: int, *, acknowledges: bool) -> None:
+        """Return when the second node has the changes up to a ticket, or where it is settled that there is none; where
+        something is acknowledged then, only if that may be. `StagingError` if it takes too long."""
+        ...
+
+    def holds(self, ticket: int) -> bool:
+        """Return whether `wait` would return at once where something is acknowledged."""
+        ...
+
+    def status(self) -> Replicated:
+        """Return which node it is, and what is wrong."""
+        ...
+
+    def close(self, *, done: bool) -> None:
+        """End; `done`: nothing is pending any more."""
+        ...
+
+
 class WriteBack:
     """All that is pending of one staging area."""
 
@@ -99,8 +140,10 @@ class WriteBack:
         uploads: int = 8,
         ack: str = "staged",
         kept: Keeping | None = None,
+        replication: Replication | None = None,
     ) -> None:
         """`kept` is where the area's last owner, if it was killed in the middle of its work, has left what goes on."""
+        self.replication = replication
         self.area, self.files, self.bucket, self.prefix = area, files, bucket, prefix
         self.memory, self.host, self.uploads, self.ack = memory, host, uploads, ack
         self.kept = kept or Keeping()
@@ -136,6 +179,8 @@ class WriteBack:
         self._closing = False
         self._replay()
         self.kept.watch(self)
+        if replication is not None:
+            replication.watch(self)
         self._committer = threading.Thread(target=self._commit_lazily, name="writeback-commit", daemon=True)
         self._committer.start()
 
@@ -243,12 +288,23 @@ class WriteBack:
         """Return the bytes of a key whose content is `Logged`."""
         return self._journal.read(PENDING + key)
 
-    def commit(self, ticket: int | None = None, *, wait_s: float = 0.0) -> None:
-        """Return when the changes up to a ticket (None: all) are durable. Raises `StagingError`; they may be durable
-        later, then. On a full disk room is waited for, `wait_s` at most."""
-        deadline = time.monotonic() + wait_s
+    def commit(self, ticket: int | None = None, *, wait_s: float = 0.0, acknowledges: bool = True) -> None:
+        """Return when the changes up to a ticket (None: all) are durable, on a second node as well where there is to be
+        one. Raises `StagingError`; they may be durable later, then. On a full disk room is waited for, `wait_s` at
+        most. `acknowledges`: somebody is told then; else they are only to be uploaded."""
         with self.lock:
             wanted = self._ticket if ticket is None else ticket
+        if self.replication is None:
+            self._commit_here(wanted, wait_s)
+            return
+        self.replication.ask(wanted)  # both at the same time
+        self._commit_here(wanted, wait_s)
+        self.replication.wait(wanted, acknowledges=acknowledges)
+        if self.losses.settle(self._durable):  # of those who waited in vain
+            self.losses.save()
+
+    def _commit_here(self, wanted: int, wait_s: float = 0.0) -> None:
+        deadline = time.monotonic() + wait_s
         while wanted > self._durable:
             self.area.check()
             began = time.perf_counter()
@@ -284,8 +340,17 @@ class WriteBack:
         return self._ticket
 
     def is_durable(self, ticket: int) -> bool:
-        """Return whether a change is durable."""
-        return ticket <= self._durable
+        """Return whether a change is durable, on a second node as well where there is to be one."""
+        return ticket <= self._durable and (self.replication is None or self.replication.holds(ticket))
+
+    def recorded_keys(self) -> list[str]:
+        """Return the keys of all records of the journal."""
+        return self._journal.live_keys()
+
+    def recorded(self, key: str) -> tuple[bytes, bytes, int | None] | None:
+        """Return the header and the blob of a key's record, and which staged file it refers to; None for no record."""
+        found = self._journal.record(key)
+        return None if found is None else (*found, staged_file(key, found[0], len(found[1])))
 
     def _sum_of_sent(self, pending: Pending) -> str:
         """Return the MD5 of the bytes that a try may have brought to the bucket in one request; '' for none."""
@@ -315,6 +380,8 @@ class WriteBack:
 
     def _append_locked(self, changes: list[Change], slots: Mapping[str, Slot] | None = None) -> int:
         self._ticket = self._journal.append(changes)
+        if self.replication is not None:
+            self.replication.note_changed([change.key for change in changes])
         kept: list[tuple[str, bytes | None, bytes | memoryview | tuple[int, int]]] = []
         for key, header, blob in changes:
             slot = slots.get(key) if slots else None
@@ -466,7 +533,7 @@ class WriteBack:
             header = encode_upload(state) if state is not None else None
             ticket = self._append_locked([Change(UPLOAD + key, header)])
         if state is not None:
-            self.commit(ticket)
+            self.commit(ticket, acknowledges=False)
 
     # --- what is kept for the next owner -----------------------------------------------------------------------------
 
@@ -566,7 +633,10 @@ class WriteBack:
             pause.wait(_COMMIT_EVERY_S)
             self._wake.clear()
             try:
-                self.commit()
+                wanted = self._ticket
+                if self.replication is not None:
+                    self.replication.ask(wanted)
+                self._commit_here(wanted)
                 told = False
             except DatacacheError as exc:
                 if not told:
@@ -582,8 +652,12 @@ class WriteBack:
         self._wake.set()
         self._committer.join()
         try:
-            self.commit()
+            self._commit_here(self._ticket)
         finally:
+            if self.replication is not None:
+                with self.lock:
+                    done = not self.overlay
+                self.replication.close(done=done)
             self.losses.save()
             self.conflict_log.shorten()
             try:
@@ -600,3 +674,11 @@ def _unready_item(pending: Pending) -> Item:
     assert p.content is not None
     attributes, content = tuple(p.attributes), content_fields(p.content)
     return _UNREADY, p.key, attributes, content, p.base, p.version, p.since, p.ready, p.touched, p.after
+
+
+def staged_file(key: str, header: bytes, blob_bytes: int) -> int | None:
+    """Return the number of the staged file that a record of the journal refers to; None for none."""
+    if key.startswith((UPLOAD, KEPT)):
+        return None
+    content = decode_pending(key, header, blob_bytes).content
+    return content.file if isinstance(content, Staged) else None

@@ -30,6 +30,8 @@ class LiveBucket:
     ttl_s: float
     upload_every_s: float
     staging_wait_s: float
+    notes: tuple[str, ...] = ()
+    """What whoever opened it should know."""
 
     def status(self) -> dict[str, Any]:
         """Return what is pending, how the uploads go, and how much room there is: values that fit into JSON."""
@@ -47,13 +49,15 @@ class LiveBucket:
                 problem, away_s = watcher.problem()
                 if problem and not found["store_problem"]:
                     found |= {"store_problem": problem, "store_away_s": away_s}
+        replication = self.engine.replication
+        found["replica"] = None if replication is None else replication.status()._asdict()
         found["losses"] = [loss._asdict() for loss in self.engine.losses.all()]
         return found | {"quota": self.quota.status(), "hidden_names": len(hidden), "hidden": hidden[:_SHOWN]}
 
     def flush(self, timeout_s: float | None = None, progress: Callable[[dict[str, Any]], None] | None = None) -> None:
         """Return when all that was acknowledged before the call is in the bucket. `UploadError` if it cannot be."""
         self.engine.losses.save()
-        self.engine.commit()
+        self.engine.commit(acknowledges=False)
         self.uploader.flush(timeout_s, progress)
 
     def close(self, *, discard: bool = False) -> None:

@@ -20,7 +20,7 @@ from datacache.core.errors import DatacacheError, MountError, UploadError, Usage
 from datacache.settings import format_bytes
 from dataset_cli.app import FOLDER, App, Size, SnapshotRef, command, raise_all
 from dataset_cli.commands.flush import follow_flush
-from dataset_cli.commands.writes import mount_as_json, rw_as_json
+from dataset_cli.commands.writes import mount_as_json, replica_lines, rw_as_json
 
 _LAST_FLUSH_S = 60.0
 """For what was written between the end of the flush and the unmount."""
@@ -53,9 +53,9 @@ def _umask(_context: click.Context, _parameter: click.Parameter, value: str) -> 
 @click.option("--rw", is_flag=True, help="Mount a bucket prefix (a URL), to be written.")
 @click.option(
     "--ack",
-    type=click.Choice(["staged", "uploaded"]),
-    help="With --rw: whether close and fsync return when the bytes are durable on this side (staged, the default) or "
-    "only when they are in the bucket.",
+    type=click.Choice(["staged", "replicated", "uploaded"]),
+    help="With --rw: whether close and fsync return when the bytes are durable on this side (staged, the default), on "
+    "a second node of the cluster as well, or only when they are in the bucket.",
 )
 @click.option(
     "--staging",
@@ -108,7 +108,9 @@ def mount(app: App, /, *, what: str, directory: Path, rw: bool, workers: int | N
             raise UsageError("--workers is for snapshots: a read-write mount is served by one process")
         bucket = fuse_mount.mount_bucket(what, directory, settings=app.settings, **given, **options)
         text = f"{bucket.url} {done} at {bucket.mountpoint}, to read and write; staged in {bucket.staging}"
-        app.out.result(rw_as_json(bucket), "\n".join([text, *bucket.notes]))
+        shown = bucket.ack == "replicated" and not options["foreground"]
+        lines = replica_lines(fuse_mount.bucket_status(bucket)) if shown else ()
+        app.out.result(rw_as_json(bucket), "\n".join([text, *bucket.notes, *(line.strip() for line in lines)]))
         return
     _check_ref(what, directory)
     if given:

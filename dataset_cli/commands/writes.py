@@ -104,6 +104,7 @@ def read_write_lines(state: dict[str, Any]) -> Iterator[str]:
         yield f"         the store has not answered for {format_seconds(live['store_away_s'])}: {live['store_problem']}"
     if live["halted"]:
         yield f"         uploading has stopped: {live['halted']}"
+    yield from replica_lines(live)
     staging = live["staging"]
     limit = f" of {format_bytes(staging['limit_bytes'])}" if staging["limit_bytes"] else ""
     used = f"{format_bytes(staging['used_bytes'])}{limit}, {staging['pressure']:.0%} full"
@@ -122,6 +123,17 @@ def read_write_lines(state: dict[str, Any]) -> Iterator[str]:
     yield from _listed(live["failures"], live["failed_files"], _failure)
     yield from (f"         {line}" for line in conflict_lines(live["conflicts"]))
     yield from error_lines(live["errors"])
+
+
+def replica_lines(live: dict[str, Any]) -> Iterator[str]:
+    """Yield on which second node of the cluster is what is acknowledged, for people."""
+    replica = live.get("replica")  # a server of before does not say
+    if replica is None:
+        return
+    if replica["node"]:
+        yield f"         what is acknowledged is on the node {replica['node']} as well"
+    if replica["problem"]:
+        yield f"         no second node has all that is written: {replica['problem']}"
 
 
 def conflict_lines(conflicts: list[dict[str, Any]]) -> Iterator[str]:

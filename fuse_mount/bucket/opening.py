@@ -56,7 +56,7 @@ def open_live(config: BucketConfig, *, restarted: bool, kept: Keeping | None = N
     )
     try:
         status = live.status()
-        notes, files = lost_lines(status["losses"]), status["dirty_files"]
+        notes, files = [*live.notes, *lost_lines(status["losses"])], status["dirty_files"]
         if files:
             verb = "is" if files == 1 else "are"
             notes.append(f"{counted(files, status['dirty_bytes'])} written earlier {verb} being uploaded")

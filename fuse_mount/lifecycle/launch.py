@@ -143,7 +143,7 @@ def mount_bucket(
     and its own server's death. A dead mount at the place is replaced. Raises `MountError`, also for what staging or
     store refuse; nothing is mounted then."""
     if ack not in ACKS:
-        raise UsageError(f"{ack!r} is no way to acknowledge", hint=f"There are {' and '.join(ACKS)}.")
+        raise UsageError(f"{ack!r} is no way to acknowledge", hint=f"There are {', '.join(ACKS)}.")
     store, prefix = split_url(url)
     url = f"{store}/{prefix}"
     settings = settings or load_settings()

@@ -25,7 +25,7 @@ from datacache.core.errors import MountError, UploadError
 DEFAULT_OPENER = "datacache.api:open_snapshot"
 REVIVER = "datacache.api:open_mounted"
 """Opens what was mounted before by its whole id, also when the snapshot was removed from the catalog meanwhile."""
-ACKS = ("staged", "uploaded")
+ACKS = ("staged", "replicated", "uploaded")
 _CONNECT_TIMEOUT_S = 10.0
 SILENCE_S = 120.0
 """How long a flush or an unmount of a bucket may take from one message to the next."""
@@ -130,7 +130,7 @@ class BucketConfig(_Config):
     staging: str = ""
     """The folder that staging areas lie in; '' for the settings'."""
     ack: str = "staged"
-    """When close and fsync return: once the bytes are `staged`, or once they are `uploaded`."""
+    """When close and fsync return: once the bytes are `staged`, `replicated` on a second node, or `uploaded`."""
     ttl_s: float = 5.0
     """How long a listing of the bucket is believed."""
     upload_every_s: float = 30.0

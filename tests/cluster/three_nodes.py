@@ -114,15 +114,16 @@ def a_cluster(
     trouble: Callable[[], Trouble] | None = None,
     processes: Sequence[int] = (1, 1, 1),
     zones: Sequence[str] = (),
+    proxy_of: Callable[..., FaultProxy] = FaultProxy,
     **settings: object,
 ) -> Iterator[Cluster]:
     """Start all that it takes, a node for each number of `processes`; with `trouble`, nodes reach each other through
-    relays. `zones` are those of listed nodes."""
+    relays. `zones` are those of listed nodes. `proxy_of` makes the proxy before the store."""
     mongod, relays = None, None
     with ExitStack() as stack:
         network = stack.enter_context(Network(len(processes)))
         store = stack.enter_context(RcloneS3(folder / "s3", host=network.address))
-        proxy = stack.enter_context(FaultProxy(store.endpoint, host=network.address))
+        proxy = stack.enter_context(proxy_of(store.endpoint, host=network.address))
         if "catalog" not in settings:
             members = [f"{node.name}={node.address}:{CLUSTER_PORT}" for node in network.nodes]
             members = [f"{member}/{zone}" for member, zone in zip(members, zones, strict=True)] if zones else members

@@ -156,12 +156,31 @@ class Journal:
         with self._changed:
             return key in self._index.live
 
+    def live_keys(self) -> list[str]:
+        """Return the keys of all live records, in the order they were last written."""
+        with self._changed:
+            return list(self._index.live)
+
+    def record(self, key: str) -> tuple[bytes, bytes] | None:
+        """Return the live record's header and blob, durable or not; None if there is none. StagingError if it is
+        damaged."""
+        try:
+            data = self._whole(key)
+        except KeyError:
+            return None
+        record = fmt.decode_record(data)
+        return data[record.header_at : record.blob_at], data[record.blob_at :]
+
     def read(self, key: str) -> bytes:
         """Return the live record's blob, durable or not. KeyError if there is none, StagingError if it is damaged."""
+        data = self._whole(key)
+        return data[fmt.decode_record(data).blob_at :]
+
+    def _whole(self, key: str) -> bytes:
         data, where = self._load(key, None)
         if where is not None and not fmt.record_is_whole(data, fmt.encode_key(key)):
             raise _wrong(*where)
-        return data[fmt.decode_record(data).blob_at :]
+        return data
 
     def _load(self, key: str, limit: int | None) -> tuple[bytes, tuple[Segment, int] | None]:
         """Return a live record's first bytes, and where they are from."""

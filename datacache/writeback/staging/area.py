@@ -30,7 +30,7 @@ import secrets
 import shutil
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -81,6 +81,7 @@ class StagingArea:
         self.owner = owner
         self._lock = lock
         self._checked_at_s = time.monotonic()
+        self._also_check: Callable[[], object] = lambda: None
 
     @property
     def journal_folder(self) -> Path:
@@ -93,12 +94,12 @@ class StagingArea:
         return self.folder / _DATA
 
     @classmethod
-    def open(cls, root: Path, bucket_url: str, *, who: str, endpoint: str = "") -> StagingArea:
+    def open(cls, root: Path, bucket_url: str, *, who: str, endpoint: str = "", area_id: str = "") -> StagingArea:
         """Take a bucket URL's area under `root`; what is not there is made (`root` too, but not its parent). An area
         that was made before endpoints were noted is that of the first endpoint that opens it.
 
         `StagingBusyError` if somebody else has it, `StagingError` if it cannot be used, `UsageError` for a URL that
-        names no place or carries credentials. `who` is shown to others.
+        names no place or carries credentials. `who` is shown to others. `area_id` is of a replica; '' for a new one.
         """
         url = "/".join(split_url(bucket_url))
         with refusing(root):
@@ -116,7 +117,7 @@ class StagingArea:
                 raise
         try:
             _take_lock(lock, folder)
-            area_id, is_new = _read_or_make_area(folder, url, endpoint)
+            area_id, is_new = _read_or_make_area(folder, url, endpoint, area_id)
             owner = Owner(socket.gethostname(), os.getpid(), boot_id(), time.time(), who, secrets.token_hex(8))
             with refusing(folder):
                 make_folder(folder / _JOURNAL)
@@ -133,6 +134,7 @@ class StagingArea:
         """Raise `StagingError` if the area is not this one's any more: taken over after the lock was lost, moved away,
         deleted, or out of reach. Looks at most once a second while all is well, so it may be asked before each write.
         """
+        self._also_check()
         if self._lock >= 0 and time.monotonic() - self._checked_at_s < _CHECK_EVERY_S:
             return
         if self._lock < 0:
@@ -164,6 +166,10 @@ class StagingArea:
             )
         self._checked_at_s = now_s
 
+    def also_check(self, look: Callable[[], object]) -> None:
+        """Have `check` call this as well, which raises `StagingError` if the area may not be used."""
+        self._also_check = look
+
     def close(self, *, discard: bool = False) -> None:
         """Give the area back; with `discard` delete it, with all that is in it. A second call does nothing."""
         lock, self._lock = self._lock, -1
@@ -179,6 +185,15 @@ class StagingArea:
                     (self.folder / OWNER).unlink()
         finally:
             os.close(lock)
+
+    def put_aside(self) -> Path:
+        """Close it, and rename its folder, durably, so that it is no area any more. Return the new name."""
+        aside = self.folder.with_name(f"{self.folder.name}.taken-{int(time.time())}")
+        with refusing(self.folder):
+            self.folder.rename(aside)
+            sync_folder(aside.parent)
+        self.close()
+        return aside
 
     def __enter__(self) -> StagingArea:
         return self
@@ -314,7 +329,7 @@ def _raise_busy(folder: Path) -> NoReturn:
     raise StagingBusyError(f"the staging area {folder} is in use by {owner}", hint=hint)
 
 
-def _read_or_make_area(folder: Path, url: str, endpoint: str) -> tuple[str, bool]:
+def _read_or_make_area(folder: Path, url: str, endpoint: str, new_id: str) -> tuple[str, bool]:
     """Return the area's id, and whether it was made just now."""
     try:
         found, area_id, noted = read_area(folder)
@@ -322,7 +337,7 @@ def _read_or_make_area(folder: Path, url: str, endpoint: str) -> tuple[str, bool
         with refusing(folder):
             if any((folder / name).is_dir() and any((folder / name).iterdir()) for name in (_JOURNAL, _DATA)):
                 raise damaged(folder, "it is not there") from None
-            area_id = secrets.token_hex(8)
+            area_id = new_id or secrets.token_hex(8)
             write_json(folder / AREA, _area(url, area_id, endpoint))
         return area_id, True
     except StagingError:

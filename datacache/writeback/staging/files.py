@@ -39,6 +39,8 @@ _JOURNAL_SHARE = 16
 """What no pending file has in the journal takes a 16th of the limit at most: two segments (`api.open_bucket`)."""
 _RESERVE_SHARE = 50
 """Left free of the file system, a 50th of it at most: what is full to the last block cannot be tidied up either."""
+WATCHED_BYTES = 64 << 10
+"""What was written is noted in pieces of this size, of files that are watched."""
 _MAKE_TRIES = 3
 """The outer folder of a file to be made may be removed this moment, with the last other file in it."""
 
@@ -66,6 +68,8 @@ class StagedFiles:
         """Inner folders whose own names are not durable yet."""
         self._sizes: dict[int, int] = {}
         """Bytes that each file counts for."""
+        self._written: dict[int, set[int]] = {}
+        """Watched files, and which pieces of them were written since `take_written`."""
         self._journal_bytes = 0
         self._room = Room(folder, limit_bytes=limit_bytes)
         with reaching(folder, "looked into"):
@@ -125,6 +129,44 @@ class StagedFiles:
                     folder.mkdir(mode=0o700, exist_ok=True)
         return os.open(path, flags, 0o600)
 
+    def adopt(self, number: int) -> int:
+        """Open a file of a number that somebody else has chosen, and make it where it is not there. Return an fd."""
+        with self._lock:
+            if number not in self._sizes:
+                self._sizes[number] = 0
+                self._next = max(self._next, number + 1)
+                self._in_folder[number >> 8] += 1
+                self._unnamed.add(number)
+                self._new_folders.add(number >> 8)
+        with contextlib.suppress(FileExistsError), reaching(self._folder, "written to"):
+            return self._make(number)
+        return self.open(number)
+
+    def numbers(self) -> list[int]:
+        """Return the numbers of all files."""
+        with self._lock:
+            return list(self._sizes)
+
+    def note_written(self, number: int, start: int, stop: int) -> None:
+        """Take note that a file's bytes are other ones now. Call this after they were written."""
+        if self._written:
+            with self._lock:
+                pieces = self._written.get(number)
+                if pieces is not None:
+                    pieces.update(range(start // WATCHED_BYTES, -(-stop // WATCHED_BYTES)))
+
+    def take_written(self, number: int) -> list[int] | None:
+        """Watch a file from now on. Return the pieces that were written since the last call, for the first one None."""
+        with self._lock:
+            pieces = self._written.get(number)
+            self._written[number] = set()
+        return None if pieces is None else sorted(pieces)
+
+    def watch_none(self) -> None:
+        """Watch no file any more."""
+        with self._lock:
+            self._written.clear()
+
     def open(self, number: int) -> int:
         """Return an fd to read and write a file, for the caller to close. `StagingError` if it is not there."""
         try:
@@ -172,6 +214,7 @@ class StagedFiles:
         loss it may be there again."""
         with self._lock:
             size_bytes = self._sizes.pop(number, None)
+            self._written.pop(number, None)
         if size_bytes is None:
             return
         try:

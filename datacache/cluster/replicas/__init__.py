@@ -1,0 +1,1 @@
+"""What read-write mounts acknowledge, on a second node's disk as well: `lease`, `sender`, `receiver`."""

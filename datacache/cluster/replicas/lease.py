@@ -1,0 +1,168 @@
+"""Which node may upload what is pending in a replicated staging area: a document of the catalog for each area.
+
+    replica-lease   area's id → {node, replica, until_s, taken, done}
+
+The area's own node renews `until_s` (by the catalog's clock, never a node's). `replica` is the node that has all that
+was acknowledged, '' for none: it alone may take the lease over once it has ended, and writes itself into `taken`. From
+then on the area is its, for ever; `done` says that it has uploaded all of it. Each change replaces the document that
+was read, so of two nodes one is refused.
+
+The owner stops a quarter of the lease's time before others may take it: a request to the store that is under way has
+this long to end. Any thread.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from typing import NamedTuple
+
+from datacache.catalog.base import Catalog
+from datacache.core.errors import DatacacheError, StagingError
+
+log = logging.getLogger(__name__)
+LEASES = "replica-lease"
+_EARLIER = 0.75
+_RENEWALS = 4
+"""In the time of a lease."""
+_HINT = "Unmount here and mount again, which begins with an empty staging area."
+
+
+class LeaseState(NamedTuple):
+    """The document of an area."""
+
+    node: str
+    replica: str
+    until_s: float
+    taken: str = ""
+    done: bool = False
+
+    def encode(self) -> str:
+        """Return the document's text."""
+        return json.dumps(self._asdict())
+
+
+def read_lease(catalog: Catalog, area_id: str) -> tuple[str | None, LeaseState | None]:
+    """Return the text of an area's document, and what it says; None for neither. The catalog's errors."""
+    text = catalog.document(LEASES, area_id)
+    if text is None:
+        return None, None
+    try:
+        values = json.loads(text)
+        return text, LeaseState(
+            *(str(values["node"]), str(values["replica"]), float(values["until_s"])),
+            *(str(values["taken"]), bool(values["done"])),
+        )
+    except (ValueError, TypeError, KeyError) as exc:
+        raise StagingError(
+            f"the catalog's document {LEASES}/{area_id} makes no sense", hint="Another version of datacache wrote it."
+        ) from exc
+
+
+def take_over(catalog: Catalog, area_id: str, node: str) -> bool:
+    """Take the lease of an area of which this node has the replica, if it has ended; return whether it is this node's.
+    The catalog's errors."""
+    text, state = read_lease(catalog, area_id)
+    if state is None or state.taken:
+        return state is not None and state.taken == node
+    if state.replica != node or catalog.now_s() <= state.until_s:
+        return False
+    return catalog.set_document(LEASES, area_id, state._replace(taken=node).encode(), old=text)
+
+
+def end_taken(catalog: Catalog, area_id: str) -> None:
+    """Note that all of an area that this node has taken is uploaded. The catalog's errors."""
+    text, state = read_lease(catalog, area_id)
+    if state is not None:
+        catalog.set_document(LEASES, area_id, state._replace(done=True).encode(), old=text)
+
+
+def forget_taken(catalog: Catalog, area_id: str) -> None:
+    """Remove the document of an area that is put aside, unless the node that took it needs it still. The catalog's
+    errors."""
+    text, state = read_lease(catalog, area_id)
+    if state is not None and state.done:
+        catalog.remove_document(LEASES, area_id, old=text)
+
+
+class AreaLease:
+    """The lease of an area that this node works in. `close` ends the thread that renews it."""
+
+    def __init__(self, catalog: Catalog, area_id: str, node: str, lease_s: float) -> None:
+        """Take the lease, or take note of who has it: see `taken_by`. The catalog's errors."""
+        self._catalog, self._area_id, self._node, self._lease_s = catalog, area_id, node, lease_s
+        self._lock = threading.Lock()  # held while the document is changed
+        self._text: str | None = None
+        self._state = LeaseState(node, "", 0.0)
+        self._valid_until = 0.0  # by `time.monotonic`
+        self.taken_by = ""
+        """The node that has the area now; '' while it is this one's."""
+        self._ended = threading.Event()
+        self._renew()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Renew it from now on."""
+        self._thread = threading.Thread(target=self._keep, name="replica-lease", daemon=True)
+        self._thread.start()
+
+    @property
+    def replica(self) -> str:
+        """Return the node that may take the area over; '' for none."""
+        return self._state.replica
+
+    def name(self, replica: str) -> None:
+        """Say which node has all that was acknowledged. The catalog's errors; `StagingError` if the area is taken."""
+        if replica != self._state.replica:
+            self._renew(replica)
+            self.check()
+
+    def check(self) -> None:
+        """Raise `StagingError` if this node may not acknowledge or upload anything now."""
+        if self.taken_by:
+            raise StagingError(f"the node {self.taken_by} has taken over what was pending here", hint=_HINT)
+        if time.monotonic() > self._valid_until:
+            raise StagingError(
+                "the lease on this staging area could not be renewed in the catalog, and another node may upload now",
+                hint="It goes on when the catalog answers, unless that node was quicker. See dsctl doctor.",
+            )
+
+    def close(self, *, done: bool) -> None:
+        """Renew it no more; with `done`, as nothing is pending, there is no lease and no replica any more."""
+        self._ended.set()
+        if self._thread is not None:
+            self._thread.join()
+        if done and not self.taken_by:
+            try:
+                self._catalog.remove_document(LEASES, self._area_id, old=self._text)
+            except DatacacheError as exc:
+                log.warning("the lease on an empty staging area ends by itself: %s", exc)
+        self._catalog.close()
+
+    def _keep(self) -> None:
+        while not self._ended.wait(self._lease_s / _RENEWALS):
+            try:
+                self._renew()
+            except DatacacheError as exc:
+                log.warning("the lease on a staging area is not renewed: %s", exc)
+            if self.taken_by:
+                log.error("the node %s has taken over what was pending here. %s", self.taken_by, _HINT)
+                return
+
+    def _renew(self, replica: str | None = None) -> None:
+        with self._lock:
+            while not self.taken_by:
+                began = time.monotonic()
+                until_s = self._catalog.now_s() + self._lease_s
+                text, state = read_lease(self._catalog, self._area_id)
+                if state is not None and state.taken:
+                    self.taken_by = state.taken
+                    return
+                kept = state.replica if state is not None else ""
+                new = LeaseState(self._node, kept if replica is None else replica, until_s)
+                if self._catalog.set_document(LEASES, self._area_id, new.encode(), old=text):
+                    self._text, self._state = new.encode(), new
+                    self._valid_until = began + _EARLIER * self._lease_s
+                    return

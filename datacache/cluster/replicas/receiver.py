@@ -1,0 +1,248 @@
+"""Hold replicas of other nodes' staging areas, and upload what is in one when its node is gone.
+
+    <staging root>/replicas/<area's id>/     a staging root of its own, with one area: the other node's, same id
+
+The first part of a node's daemon has one `Replicas`. Other nodes' frames come in the threads of their connections, one
+at a time for each area. One thread looks at the leases. Where one has ended that names this node, it takes the lease,
+and starts a process (`datacache.api.takeover`) that opens the replica as a mount would and uploads all of it: objects
+say which area and version they came from, so what the other node had uploaded is recognised, and not sent again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from datacache.catalog.base import Catalog
+from datacache.cluster.replicas.lease import end_taken, read_lease, take_over
+from datacache.core.disk import write_all
+from datacache.core.errors import DatacacheError, StagingError, UsageError
+from datacache.settings import Settings
+from datacache.writeback.engine import staged_file
+from datacache.writeback.journal.journal import Change, Journal
+from datacache.writeback.staging.area import StagingArea, make_folder, reaching
+from datacache.writeback.staging.files import StagedFiles
+
+log = logging.getLogger(__name__)
+_LOOKS = 8
+"""In the time of a lease."""
+_SILENT_S = 60.0
+"""A replica that its lease does not name goes when its node has said nothing for so long."""
+_AGAIN_S = 5.0
+_STOP_S = 10.0
+
+
+class _Replica:
+    """A replica that a node of another staging area is writing. One thread at a time."""
+
+    def __init__(self, root: Path, head: Mapping[str, Any]) -> None:
+        for folder in (root.parent.parent, root.parent, root):
+            make_folder(folder)
+        who = f"the replica of {head['node']}"
+        self._area = StagingArea.open(root, head["url"], who=who, endpoint=head["endpoint"], area_id=head["area"])
+        try:
+            self._files = StagedFiles(self._area.data_folder, limit_bytes=0)
+            self._journal = Journal(self._area.journal_folder)
+        except BaseException:
+            self._area.close()
+            raise
+        self.session = str(head["session"])
+        self.heard_at = time.monotonic()
+        self._given: set[str] = set()  # keys of this session
+        self._written: set[int] = set()  # files that are not durable
+        self._file_of: dict[str, int] = {}
+        for key, header, blob_bytes in self._journal.records():
+            number = staged_file(key, header, blob_bytes)
+            if number is not None:
+                self._file_of[key] = number
+
+    def write(self, number: int, size_bytes: int, extents: list[list[int]], payload: memoryview) -> None:
+        """Take bytes of a staged file."""
+        fd = self._files.adopt(number)
+        try:
+            with reaching(self._area.folder, "written to"):
+                os.ftruncate(fd, size_bytes)
+                for offset, length in extents:
+                    write_all(fd, payload[:length], offset)
+                    payload = payload[length:]
+        finally:
+            os.close(fd)
+        self._written.add(number)
+
+    def put(self, records: list[list[Any]], payload: memoryview, *, last: bool, whole: bool) -> None:
+        """Make records durable, all or none of them; with the last of a message also the bytes that came before."""
+        changes = []
+        for key, header_bytes, blob_bytes in records:
+            header = None if header_bytes < 0 else bytes(payload[:header_bytes])
+            payload = payload[max(0, header_bytes) :]
+            changes.append(Change(key, header, bytes(payload[:blob_bytes])))
+            payload = payload[blob_bytes:]
+        self._given.update(change.key for change in changes if change.header is not None)
+        if last and whole:
+            changes += [Change(key, None) for key in self._journal.live_keys() if key not in self._given]
+        if last:
+            for number in self._written:
+                fd = self._files.open(number)
+                try:
+                    self._files.sync(fd, number)
+                finally:
+                    os.close(fd)
+            self._written.clear()
+        self._journal.append(changes)
+        self._journal.commit()  # each time: the records of a message may be too many to be kept in memory
+        left: set[int] = set()
+        for key, header, blob in changes:
+            old = self._file_of.pop(key, None)
+            if old is not None:
+                left.add(old)
+            new = None if header is None else staged_file(key, header, len(blob))
+            if new is not None:
+                self._file_of[key] = new
+        if last and whole:
+            left = set(self._files.numbers())
+            self._given.clear()
+        for number in left.difference(self._file_of.values()) if left else ():
+            self._files.remove(number)
+
+    def close(self) -> None:
+        """Let go of the files."""
+        try:
+            self._journal.close()
+        except StagingError as exc:
+            log.warning("a replica is closed, and its end may be missing: %s", exc)
+        self._area.close()
+
+
+class Replicas:
+    """See the module."""
+
+    def __init__(self, settings: Settings, catalog: Catalog, node: str, environment: Mapping[str, str]) -> None:
+        """`environment` is of processes that upload."""
+        self._settings, self._catalog, self._node, self._environment = settings, catalog, node, environment
+        self._root = settings.staging_root / "replicas"
+        self._guard = threading.Lock()  # guards _locks
+        self._locks: dict[str, threading.RLock] = {}
+        self._open: dict[str, _Replica] = {}  # the lock of each guards its entry
+        self._uploading: dict[str, subprocess.Popen[bytes]] = {}  # the thread's own
+        self._again_at: dict[str, float] = {}
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="replicas", daemon=True)
+
+    def start(self) -> None:
+        """Look at the leases from now on."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Let go of all replicas, and end what uploads: the next daemon goes on with it."""
+        self._ended.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+        for process in self._uploading.values():
+            process.terminate()
+        for process in self._uploading.values():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_STOP_S)
+        for area_id in list(self._open):
+            self._close(area_id)
+
+    def call(self, body: memoryview) -> bytes:
+        """Do what another node asks for one of its areas."""
+        try:
+            at = 4 + int.from_bytes(body[:4], "big")
+            head, payload = json.loads(bytes(body[4:at])), body[at:]
+            area_id = head["area"]
+            if not re.fullmatch("[0-9a-f]{8,64}", area_id):
+                raise ValueError(f"{area_id!r} is no area")
+            with self._lock_of(area_id):
+                self._do(area_id, head, payload)
+        except (ValueError, KeyError, TypeError) as exc:
+            raise UsageError(f"bad request for a replica: {exc!r}") from exc
+        return b"{}"
+
+    def _do(self, area_id: str, head: dict[str, Any], payload: memoryview) -> None:
+        if head["op"] == "begin":
+            _, state = read_lease(self._catalog, area_id)
+            if state is None or state.taken or self._ended.is_set():
+                raise StagingError(f"the staging area {area_id} has no lease for a replica here")
+            self._close(area_id)
+            self._open[area_id] = _Replica(self._root / area_id, head)
+            return
+        replica = self._open.get(area_id)
+        if replica is None or replica.session != head["session"]:
+            raise StagingError(f"the node {self._node} has no replica of {area_id} under way")
+        replica.heard_at = time.monotonic()
+        if head["op"] == "write":
+            replica.write(head["file"], head["size_bytes"], head["extents"], payload)
+        else:
+            replica.put(head["records"], payload, last=head["last"], whole=head["whole"])
+
+    def _lock_of(self, area_id: str) -> threading.RLock:
+        with self._guard:
+            return self._locks.setdefault(area_id, threading.RLock())
+
+    def _close(self, area_id: str) -> None:
+        with self._lock_of(area_id):
+            replica = self._open.pop(area_id, None)
+            if replica is not None:
+                replica.close()
+
+    # --- the thread ------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._ended.wait(self._settings.replica_lease_s / _LOOKS):
+            try:
+                for folder in list(self._root.iterdir()) if self._root.is_dir() else []:
+                    self._look(folder.name)
+            except (DatacacheError, OSError) as exc:
+                log.warning("replicas of other nodes cannot be looked after now: %s", exc)
+            except Exception:
+                log.exception("replicas of other nodes cannot be looked after now")
+
+    def _look(self, area_id: str) -> None:
+        _, state = read_lease(self._catalog, area_id)
+        with self._lock_of(area_id):
+            replica = self._open.get(area_id)
+            if state is None or state.done or (state.taken and state.taken != self._node):
+                self._drop(area_id)  # all of it is uploaded, or another node's affair
+            elif self._node in (state.taken, state.replica):
+                if take_over(self._catalog, area_id, self._node):
+                    self._close(area_id)
+                    self._upload(area_id, state.node)
+            elif replica is None or time.monotonic() - replica.heard_at > _SILENT_S:
+                self._drop(area_id)  # another node has more
+
+    def _drop(self, area_id: str) -> None:
+        self._close(area_id)
+        shutil.rmtree(self._root / area_id, ignore_errors=True)
+
+    def _upload(self, area_id: str, node: str) -> None:
+        """Have a process upload a replica, or see how it goes on."""
+        process = self._uploading.get(area_id)
+        code = process.poll() if process is not None else None
+        if code == 0:
+            end_taken(self._catalog, area_id)  # else again, in a moment
+            del self._uploading[area_id]
+            log.warning("all that was pending on the node %s (%s) is uploaded", node, area_id)
+            self._drop(area_id)
+        elif process is None or code is not None:
+            if time.monotonic() < self._again_at.get(area_id, 0.0):
+                return
+            self._again_at[area_id] = time.monotonic() + _AGAIN_S
+            log.warning("the node %s is gone: uploading what it has left in %s", node, self._root / area_id)
+            self._uploading[area_id] = subprocess.Popen(
+                [sys.executable, "-m", "datacache.api.takeover", str(self._root / area_id)],
+                stdin=subprocess.DEVNULL,
+                cwd="/",
+                env=dict(self._environment),
+            )

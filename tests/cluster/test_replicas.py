@@ -1,0 +1,254 @@
+"""Mounts whose node is killed and loses its disk, while another node has all that they acknowledged."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+
+import pytest
+
+import fuse_mount
+from datacache.settings import load_settings
+from tests import leftovers
+from tests.cluster.three_nodes import Cluster, a_cluster, until
+from tests.conformance.faults import Answer, FaultProxy
+from tests.netns import NodeHome
+from tests.promises import promise
+
+pytestmark = pytest.mark.alone
+"""As in `test_nodes`: who gets no processor for a second is passed over."""
+
+ROUNDS = int(os.environ.get("DATACACHE_TEST_KILLS") or 3)
+LARGE_BYTES = 600_000
+"""Too large for the journal."""
+
+
+class CountingProxy(FaultProxy):
+    """Count what was put, by path."""
+
+    def __init__(self, endpoint: str, *, host: str) -> None:
+        self.put = Counter[str]()
+        super().__init__(endpoint, host=host)
+
+    def forward(self, method: str, path: str, headers: list[tuple[str, str]], body: bytes) -> Answer:
+        answer = super().forward(method, path, headers, body)
+        whole = method == "PUT" and "?" not in path.replace("?x-id=PutObject", "")
+        if answer.status == 200 and (whole or (method == "POST" and "uploadId" in path)):
+            self.put[path.partition("?")[0]] += 1
+        return answer
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    folder = tmp_path_factory.mktemp("replicas")
+    more = {"replica_lease_s": 5, "staging_wait_s": 20, "catalog": "mongodb"}
+    with a_cluster(folder, proxy_of=CountingProxy, processes=(1, 2, 1), **more) as made:
+        made.until_all_serve()
+        yield made
+
+
+def replicas_of(cluster: Cluster) -> list[str]:
+    """Return which replicas there are, by node."""
+    return [f"{home.node.name} {path.name}" for home in cluster.homes for path in home.path.glob("staging/replicas/*")]
+
+
+def twice(cluster: Cluster, bucket: str) -> list[str]:
+    """Return what was put into a bucket more than once."""
+    assert isinstance(cluster.proxy, CountingProxy)
+    own = f"/{bucket}/.datacache-probe"
+    put = cluster.proxy.put.items()
+    return [path for path, count in put if count > 1 and path.startswith(f"/{bucket}/") and not path.startswith(own)]
+
+
+class Mounted:
+    """A read-write mount on a node, and what it has acknowledged."""
+
+    def __init__(self, cluster: Cluster, home: NodeHome, bucket: str) -> None:
+        self.cluster, self.home, self.bucket = cluster, home, cluster.store.root / bucket
+        self.folder = home.path / "mount"
+        self.folder.mkdir(exist_ok=True)
+        home.dsctl("mount", "--rw", f"s3://{bucket}", self.folder, "--ack", "replicated")
+        self.files: dict[str, bytes | None] = {}
+        """Content by name; None for what is deleted."""
+
+    def write(self, name: str, data: bytes) -> None:
+        (self.folder / name).write_bytes(data)
+        self.files[name] = data
+
+    def replica(self) -> str:
+        """The second node."""
+        return str(fuse_mount.bucket_status(self.info())["replica"]["node"])
+
+    def info(self) -> fuse_mount.BucketInfo:
+        """What is mounted."""
+        found = fuse_mount.bucket_mount_at(self.folder, load_settings(self.home.env))
+        assert found is not None
+        return found
+
+    def lose_node(self, *, disk: bool = True) -> None:
+        """SIGKILL to all that runs on the node, and take its files away."""
+        leftovers.end_processes(self.home.processes)
+        self.home.daemon = None
+        subprocess.run(["umount", "-l", self.folder], check=True)
+        for path in self.home.path.iterdir() if disk else ():  # but for the folder, by which the cluster knows the node
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+    def is_in_bucket(self) -> bool:
+        """All that was acknowledged, and nothing that was deleted."""
+
+        def found(name: str) -> bytes | None:
+            with suppress(FileNotFoundError):
+                return (self.bucket / name).read_bytes()
+            return None
+
+        return all(found(name) == data for name, data in self.files.items())
+
+
+def write_until_killed(mounted: Mounted, seed: int, some: threading.Event) -> None:
+    """Write files of both kinds, append, rename and delete, until there is no mount any more."""
+    chance = random.Random(seed)
+    with suppress(OSError):
+        for number in range(10_000):
+            name = f"{seed}-{number}"
+            mounted.write(name, chance.randbytes(LARGE_BYTES if number % 5 == 0 else 3000))
+            if number % 4 == 1:  # an older one under another name, or gone
+                old = mounted.folder / name
+                data = mounted.files.pop(name)  # not settled until it is acknowledged
+                old.rename(mounted.folder / f"{name}-moved")
+                mounted.files |= {name: None, f"{name}-moved": data}
+            if number % 4 == 3:
+                del mounted.files[name]
+                (mounted.folder / name).unlink()
+                mounted.files[name] = None
+            if number == 6:
+                some.set()
+
+
+@promise("What a mount with `--ack replicated` has acknowledged outlives its node and the node's disk")
+def test_a_node_and_its_disk_are_lost_while_files_are_written(cluster: Cluster) -> None:
+    proxy = cluster.proxy
+    for turn in range(ROUNDS):
+        bucket = f"lost-{turn}"
+        cluster.store.make_bucket(bucket)
+        home = cluster.homes[0]
+        mounted = Mounted(cluster, home, bucket)
+        until(lambda mounted=mounted: mounted.replica() in ("n2", "n3"))
+        some = [threading.Event() for _ in range(2)]
+        writers = [
+            threading.Thread(target=write_until_killed, args=(mounted, seed, event)) for seed, event in enumerate(some)
+        ]
+        for writer in writers:
+            writer.start()
+        for event in some:
+            assert event.wait(60)
+        if turn % 2 == 0:
+            proxy.refuse()  # what follows is only on the two disks
+            mounted.files["away"] = None
+            with suppress(OSError):
+                mounted.write("away", b"while the store was away")
+        mounted.lose_node()
+        for writer in writers:
+            writer.join(60)
+        proxy.accept()
+        assert mounted.files["away"] if turn % 2 == 0 else mounted.files
+        until(mounted.is_in_bucket)
+        until(lambda: not replicas_of(cluster))
+        assert twice(cluster, bucket) == []
+        home.start_daemon()
+        cluster.until_all_serve()
+
+
+@promise("Where a node comes back whose staging area another one has taken over, nothing of it is uploaded again")
+def test_a_node_that_comes_back_begins_with_an_empty_staging_area(cluster: Cluster) -> None:
+    cluster.store.make_bucket("back")
+    home = cluster.homes[0]
+    mounted = Mounted(cluster, home, "back")
+    mounted.write("first", b"1")
+    until(mounted.is_in_bucket)
+    cluster.proxy.refuse()
+    mounted.write("first", b"2")
+    mounted.write("large", bytes(LARGE_BYTES))
+    mounted.lose_node(disk=False)
+    cluster.proxy.accept()
+    until(mounted.is_in_bucket)
+    until(lambda: not replicas_of(cluster))
+    home.start_daemon()
+    cluster.until_all_serve()
+    (mounted.bucket / "first").write_bytes(b"3, of somebody else")
+    home.env |= {"DATACACHE_REPLICA_LEASE_S": "60"}
+    again = Mounted(cluster, home, "back")
+    home.env |= {"DATACACHE_REPLICA_LEASE_S": "5"}
+    assert (again.folder / "first").read_bytes() == b"3, of somebody else"
+    again.write("second", b"4")
+    os.kill(again.info().pid, signal.SIGKILL)  # the next server brings all of it anew
+    again.write("third", b"5")
+    assert again.replica()
+    home.dsctl("flush", again.folder)
+    assert again.is_in_bucket()
+    assert (mounted.bucket / "first").read_bytes() == b"3, of somebody else"
+    assert [path.name for path in home.path.glob("staging/*.taken-*")]
+    home.dsctl("umount", again.folder)
+    until(lambda: not replicas_of(cluster))
+
+
+@promise("Where the second node is lost, another one has all that is pending before anything more is acknowledged")
+def test_another_node_takes_the_place_of_a_second_node_that_is_lost(cluster: Cluster) -> None:
+    cluster.store.make_bucket("third")
+    mounted = Mounted(cluster, cluster.homes[0], "third")
+    cluster.proxy.refuse()
+    mounted.write("small", b"1")
+    mounted.write("large", random.Random(1).randbytes(LARGE_BYTES))
+    first = mounted.replica()
+    lost = next(home for home in cluster.homes if home.node.name == first)
+    lost.end_daemon(signal.SIGKILL)
+    mounted.write("more", b"2")
+    assert mounted.replica() not in ("", first)
+    with open(mounted.folder / "large", "r+b") as file:  # in place, of what only this node has seen from the beginning
+        file.seek(70_000)
+        file.write(b"changed")
+        file.truncate(500_000)
+        os.fsync(file.fileno())
+    large = mounted.files["large"]
+    assert large is not None
+    mounted.files["large"] = large[:70_000] + b"changed" + large[70_007:500_000]
+    mounted.lose_node()
+    cluster.proxy.accept()
+    until(mounted.is_in_bucket)
+    assert twice(cluster, "third") == []
+    for home in (cluster.homes[0], lost):
+        home.start_daemon()
+    cluster.until_all_serve()
+    until(lambda: not replicas_of(cluster))
+
+
+@promise("Without a second node `--ack replicated` fails, or goes on with this node alone, as `DATACACHE_REPLICA` says")
+def test_without_a_second_node_writes_fail_or_go_on_as_the_setting_says(cluster: Cluster) -> None:
+    cluster.store.make_bucket("alone")
+    home, others = cluster.homes[0], cluster.homes[1:]
+    for other in others:
+        other.end_daemon(signal.SIGKILL)
+    home.env |= {"DATACACHE_STAGING_WAIT_S": "1"}
+    mounted = Mounted(cluster, home, "alone")
+    with pytest.raises(OSError, match="Input/output"):
+        mounted.write("refused", b"1")
+    assert "n2" in home.dsctl("status") or "n3" in home.dsctl("status")
+    mounted.files.clear()
+    home.dsctl("umount", mounted.folder)
+    home.env |= {"DATACACHE_REPLICA": "prefer"}
+    try:
+        mounted = Mounted(cluster, home, "alone")
+        mounted.write("alone", b"1")
+        assert "no second node" in home.dsctl("status")
+        home.dsctl("umount", mounted.folder)
+        assert mounted.is_in_bucket()
+    finally:
+        home.env |= {"DATACACHE_REPLICA": "require", "DATACACHE_STAGING_WAIT_S": "20"}
+        for other in others:
+            other.start_daemon()
