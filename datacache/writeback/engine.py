@@ -147,7 +147,7 @@ class WriteBack:
         self.area, self.files, self.bucket, self.prefix = area, files, bucket, prefix
         self.memory, self.host, self.uploads, self.ack = memory, host, uploads, ack
         self.kept = kept or Keeping()
-        self.lock = SectionLock(self.kept)
+        self.lock = SectionLock(self.kept, journal.seal)
         self.known = Known()
         memory.recall(self.known)
         self.overlay = Overlay(self.known.size_of)
@@ -379,7 +379,7 @@ class WriteBack:
         return Change(key, encode_pending(pending), blob)
 
     def _append_locked(self, changes: list[Change], slots: Mapping[str, Slot] | None = None) -> int:
-        self._ticket = self._journal.append(changes)
+        self._ticket = self._journal.append(changes, sealed=False)  # see `SectionLock`
         if self.replication is not None:
             self.replication.note_changed([change.key for change in changes])
         kept: list[tuple[str, bytes | None, bytes | memoryview | tuple[int, int]]] = []
@@ -577,6 +577,7 @@ class WriteBack:
             self._append_locked(
                 [Change(key, header, look(*blob) if isinstance(blob, tuple) else blob) for key, header, blob in changes]
             )
+        self._journal.seal()
         return list(unready.values())
 
     def end_taking_up(self) -> None:

@@ -1,4 +1,4 @@
-"""What a read-write mount's server keeps for its successor, in memory that outlives the process: a log of changes.
+"""Keep a read-write mount's state for the next server, in memory that outlives the process: a log of changes.
 
 The kernel goes on with the inode numbers and handles that it was told, and with requests that nobody has answered. So
 what a server tells the kernel, and what is not durable yet, it notes here first: a few bytes copied into mapped memory
@@ -23,7 +23,7 @@ import mmap
 import os
 import struct
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from types import TracebackType
 from typing import Any, Protocol
@@ -55,7 +55,7 @@ Item = tuple[Any, ...]
 
 
 class KeptSource(Protocol):
-    """Somebody who has something to keep. Called with the engine's lock held."""
+    """A part that has something to keep. Called with the engine's lock held."""
 
     def take_changed(self) -> list[Item]:
         """Return items of what was changed since the last call."""
@@ -84,6 +84,7 @@ class Slots:
         self._fd = fd
         self._maps: list[mmap.mmap] = []
         self._free: list[int] = []
+        self._cold: list[int] = []
 
     def take(self) -> Slot:
         """Return a slot that nobody has: the one that was given back last."""
@@ -105,13 +106,15 @@ class Slots:
     def give_back(self, slot: Slot) -> None:
         """Let somebody else have a slot."""
         slot.memory.release()
-        if len(self._free) >= _MOST_WARM:
-            chunk, place = divmod(slot.number, _SLOTS_AT_A_TIME)
-            advice = mmap.MADV_REMOVE if self._fd >= 0 else mmap.MADV_DONTNEED
-            self._maps[chunk].madvise(advice, place * SLOT_BYTES, SLOT_BYTES)
-            self._free.insert(0, slot.number)
-        else:
-            self._free.append(slot.number)
+        (self._free if len(self._free) < _MOST_WARM else self._cold).append(slot.number)
+
+    def end_section(self) -> None:
+        """Give back the memory of slots, once it is written down that nobody has them."""
+        for number in self._cold:
+            chunk, place = divmod(number, _SLOTS_AT_A_TIME)
+            self._maps[chunk].madvise(mmap.MADV_REMOVE, place * SLOT_BYTES, SLOT_BYTES)
+        self._free[:0] = self._cold
+        self._cold.clear()
 
     def _slot(self, number: int) -> Slot:
         chunk, place = divmod(number, _SLOTS_AT_A_TIME)
@@ -130,7 +133,7 @@ class Slots:
 
 
 class Keeping:
-    """Keeps nothing: of a mount that ends with its server, and of an area that is only flushed."""
+    """Keep nothing: of a mount that ends with its server, and of an area that is only flushed."""
 
     def __init__(self, slots: Slots | None = None) -> None:
         self._sources: list[KeptSource] = []
@@ -148,13 +151,14 @@ class Keeping:
         """Take what was changed. The engine's lock is held."""
         for source in self._sources:
             source.take_changed()
+        self.slots.end_section()
 
     def begin_anew(self) -> None:
         """Have what the sources have now in place of all before. The engine's lock is held."""
 
 
 class KeptLog(Keeping):
-    """See the module."""
+    """A log of changes in a memfd (see the module)."""
 
     def __init__(self, fd: int) -> None:
         """`fd` is a memfd of `make`, this object's from now on. Raises `ValueError` for one of another version."""
@@ -167,6 +171,10 @@ class KeptLog(Keeping):
         (self._start,) = _NUMBER.unpack_from(self._map, _START_AT)
         self._end = self._start
         self._anew_bytes = 0
+        self._wants_anew = False
+        """True once a record could not be written: what is missing can be had from the sources only."""
+        self._may_begin_anew = False
+        """False until all sources are there."""
         for _ in self._records():
             pass
         self._clear(self._end)  # what its writer was killed at
@@ -193,17 +201,32 @@ class KeptLog(Keeping):
             yield from marshal.loads(record)  # noqa: S302 - an earlier process of ours wrote it
 
     def end_section(self) -> None:
-        changed: list[Item] = []
-        for source in self._sources:  # most sections change nothing
-            if found := source.take_changed():
-                changed += found
-        if not changed:
-            return
-        self._end = self._append(self._end, changed)
-        if self._end - self._start > max(_LEAST_BYTES, _TIMES_LIVE * self._anew_bytes):
+        changed = self._take_changed()
+        if changed:
+            try:
+                self._end = self._append(self._end, changed)
+            except BaseException:
+                self._wants_anew = True
+                raise
+        is_long = self._end - self._start > max(_LEAST_BYTES, _TIMES_LIVE * self._anew_bytes)
+        if self._may_begin_anew and (self._wants_anew or is_long):
             self.begin_anew()
+        self.slots.end_section()
+
+    def _take_changed(self) -> list[Item]:
+        changed: list[Item] = []
+        try:
+            for source in self._sources:  # most sections change nothing
+                if found := source.take_changed():
+                    changed += found
+        except BaseException:
+            self._wants_anew = True
+            raise
+        return changed
 
     def begin_anew(self) -> None:
+        self._take_changed()  # which is among all the rest
+        self._may_begin_anew = True
         items = (item for source in self._sources for item in source.everything())
         at = start = _page_after(self._end + _LENGTH.size)
         try:
@@ -217,7 +240,7 @@ class KeptLog(Keeping):
             self._map[_PAGE : _PAGE + size] = self._map[start : start + size]
             start, at = _PAGE, _PAGE + at - start
         _NUMBER.pack_into(self._map, _START_AT, start)
-        self._start, self._end, self._anew_bytes = start, at, at - start
+        self._start, self._end, self._anew_bytes, self._wants_anew = start, at, at - start, False
         self._free(_PAGE, start)
         self._clear(at)
 
@@ -265,8 +288,9 @@ def _page_after(offset: int) -> int:
 class SectionLock:
     """A lock that its thread may take again, and whose outermost end ends a section."""
 
-    def __init__(self, kept: Keeping) -> None:
-        self._lock, self._depth, self._kept = threading.RLock(), 0, kept
+    def __init__(self, kept: Keeping, ended: Callable[[], None] = lambda: None) -> None:
+        """`ended` is called when what a section has changed is kept, before the lock is let go of."""
+        self._lock, self._depth, self._kept, self._ended = threading.RLock(), 0, kept, ended
 
     def __enter__(self) -> None:
         self._lock.acquire()
@@ -278,6 +302,7 @@ class SectionLock:
         try:
             if self._depth == 1:
                 self._kept.end_section()
+                self._ended()
         finally:
             self._depth -= 1
             self._lock.release()

@@ -342,7 +342,7 @@ class _Turn:
 
     def _again_of(self, handler: Callable[[int], Body] | None) -> Callable[[int], Body] | None:
         """Return what answers a request that an earlier server had read: with the result, where that has done it."""
-        if self._opcode in (protocol.RELEASE, protocol.FLUSH) and not self._files.knows(protocol.opened(self._buffer)):
+        if self._opcode == protocol.RELEASE and not self._files.knows(protocol.opened(self._buffer)):
             return lambda _ino: b""
         done = self._fs.notes.take_done(self.unique)
         return handler if done is None else lambda _ino: self._result_of(done)

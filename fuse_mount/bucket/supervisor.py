@@ -37,6 +37,8 @@ from fuse_mount.lifecycle.state import BucketConfig, BucketFiles
 
 _GIVE_UP_AFTER = 5
 _BEGIN_ANEW_AFTER = 3
+_GIVE_UP_AFTER_KILLS = 20
+"""Somebody, or a lack of memory, may end servers before they serve: what they find is not the reason."""
 """Deaths in a row from when on servers begin with a mount of their own: the memory may be what they die of."""
 _CALM_S = 10.0
 """A server that served this long was no part of a crash loop."""
@@ -71,7 +73,7 @@ class BucketSupervisor:
         self._word: ipc.Message = {}
         self._serves_since: float | None = None
         self._restarts = 0
-        self._deaths = 0
+        self._deaths = self._kills = 0
         """In a row, each soon after its start."""
         self._stopping = False
         self._signals = process.Signals(signal.SIGCHLD, signal.SIGTERM, signal.SIGINT)
@@ -162,21 +164,24 @@ class BucketSupervisor:
         """Return how long to wait before the next server; None for ever."""
         served = self._serves_since
         if served is not None and (code == -signal.SIGKILL or time.monotonic() - served >= _CALM_S):
-            self._deaths = 0
+            self._deaths = self._kills = 0
+        elif code == -signal.SIGKILL:
+            self._kills += 1
         else:
             self._deaths += 1
         how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"failed with {code}"
         if served is None and self._word:
             how += f": {self._word.get('error')}"
-        if self._deaths >= _GIVE_UP_AFTER:
-            problem = f"{self._deaths} servers in a row ended soon after their start; the last one {how}"
+        in_a_row = self._deaths + self._kills
+        if self._deaths >= _GIVE_UP_AFTER or self._kills >= _GIVE_UP_AFTER_KILLS:
+            problem = f"{in_a_row} servers in a row ended soon after their start; the last one {how}"
             _log.error("%s is given up: %s", self._config.mountpoint, problem)
             known = self._files.read()
             if known is not None:
                 with contextlib.suppress(OSError):
                     self._files.write(replace(known, problem=problem + self._more))
             return None
-        delay_s = pause_s(self._deaths - 1, first_s=_FIRST_DELAY_S, longest_s=_MAX_DELAY_S)
+        delay_s = pause_s(in_a_row - 1, first_s=_FIRST_DELAY_S, longest_s=_MAX_DELAY_S)
         soon = f"in {delay_s:.2g} s" if delay_s else "at once"
         _log.warning("%s: the server %s; the next one starts %s", self._config.mountpoint, how, soon)
         return delay_s

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -17,7 +18,9 @@ import pytest
 from datacache import api
 from datacache.core.errors import StagingError, StagingFullError
 from datacache.settings import Settings
+from datacache.writeback.journal.journal import Journal
 from datacache.writeback.kept import MAGIC, KeptLog
+from datacache.writeback.model import decode_pending
 from fuse_mount.bucket.fs.names import Changes
 from fuse_mount.bucket.fs.tree import FileRow, NodeRow
 from tests.fuse_mount.kept_state import expect_kept
@@ -46,6 +49,7 @@ class Mount:
         live = api.open_bucket(
             self._url, self._settings, who="test", ttl_s=0.3, kept=KeptLog(os.dup(self._log.fileno()))
         )
+        live.status()  # as the server does: a section before all is taken up
         directory = Directory(live)
         live.uploader.start()
         directory.fs.finish_closing()
@@ -324,3 +328,32 @@ def test_what_is_kept_has_the_version_that_it_says():
             ("attributes", "content", "base", "staged", "slot", "size_bytes", "is_dirty", "names", "spoiled"),
         )
     }
+
+
+def test_a_long_log_is_not_written_anew_before_it_is_taken_up(mount: Mount, monkeypatch: pytest.MonkeyPatch):
+    mount.now.write("a", b"bytes")
+    handle, ino = mount.now.create("b", b"more"), mount.now.attr("a").ino
+    mount.now.chmod("a", 0o600)  # not durable: it is recorded again, which makes the log longer
+    monkeypatch.setattr("datacache.writeback.kept._LEAST_BYTES", 16)
+    after = mount.kill()
+    assert after.attr("a").ino == ino
+    assert read(after, handle) == b"more"
+    after.close(handle)
+
+
+def test_another_thread_makes_nothing_durable_of_a_change_that_is_not_kept_yet(mount: Mount, bucket: Path):
+    mount.now.live.uploader.stop(5.0)
+    mount.now.write("a", b"bytes")
+    engine, ino = mount.now.live.engine, mount.now.attr("a").ino
+    with engine.lock:
+        mount.now.fs.names.setattr(ino, Changes(mode=0o600))
+        engine._journal.commit()  # of a thread that is past the lock
+        copy = bucket.parent / "killed-here"
+        shutil.copytree(engine.area.journal_folder, copy)
+    journal = Journal(copy)
+    [(key, header, size)] = journal.records()
+    journal.close()
+    attributes = decode_pending(key, header, size).attributes
+    assert attributes is not None
+    assert attributes.mode & 0o777 == 0o644
+    assert mount.kill().attr("a").mode & 0o777 == 0o600

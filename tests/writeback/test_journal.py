@@ -348,3 +348,18 @@ def test_100_000_records_take_25_mb(tmp_path: Path) -> None:
     assert count == 100_000
     assert kept_kib < 25 << 10
     assert peak_kib < 40 << 10
+
+
+def test_a_group_that_is_not_sealed_is_not_written_and_neither_is_what_comes_after_it(tmp_path):
+    journal = Journal(tmp_path, ballast_bytes=0)
+    first = journal.append([Change("a", b"1")])
+    opened = journal.append([Change("b", b"2")], sealed=False)
+    last = journal.append([Change("c", b"3")])
+    for ticket in (first, opened, last, None):
+        journal.commit(ticket)
+    assert "b" in journal
+    assert [key for key, _, _ in Journal(tmp_path, ballast_bytes=0).records()] == ["a"]
+    journal.seal()
+    journal.commit(opened)
+    assert [key for key, _, _ in Journal(tmp_path, ballast_bytes=0).records()] == ["a", "b", "c"]
+    journal.close()

@@ -86,6 +86,7 @@ class Journal:
         self._unwritten: deque[Group] = deque()
         self._unwritten_bytes = 0
         self._appended = 0  # sequence number of the last group
+        self._unsealed = 0  # sequence number of the first group that may not be written yet; 0 for none
         self._durable = 0
         self._first = 1  # the oldest segment that is needed, as of the last group
         self._durable_first = 1
@@ -199,10 +200,11 @@ class Journal:
 
     # --- writing ---------------------------------------------------------------------------------------------------
 
-    def append(self, changes: Sequence[Change]) -> int:
+    def append(self, changes: Sequence[Change], *, sealed: bool = True) -> int:
         """Take one atomic group: all or none of it survive a crash. Seen by `read` at once, durable after `commit` with
-        the ticket that this returns. No I/O. If it raises nothing was taken: ValueError for a group beyond 1 GiB,
-        StagingFullError (StagingError) when too much waits for a disk that is full (fails); drops are always taken."""
+        the ticket that this returns. If it is not `sealed`, nothing of it gets to the disk before `seal`. No I/O. If it
+        raises nothing was taken: ValueError for a group beyond 1 GiB, StagingFullError (StagingError) when too much
+        waits for a disk that is full (fails); drops are always taken."""
         with self._changed:
             if self._closed:
                 raise self._is_closed()
@@ -223,7 +225,15 @@ class Journal:
                     self._index.remove(change.key)
                 else:
                     self._index.put(change.key, record)
+            if not sealed and not self._unsealed:
+                self._unsealed = self._appended
             return self._appended
+
+    def seal(self) -> None:
+        """Let all groups so far be written."""
+        if self._unsealed:
+            with self._changed:
+                self._unsealed = 0
 
     def _push(self, keys: list[str], records: list[bytes], *, has_drop: bool = False) -> None:
         size = sum(map(len, records))
@@ -243,6 +253,9 @@ class Journal:
         the disk refuses: nothing is lost then, and the next call tries again. While one thread writes and syncs,
         others' groups gather for the next sync."""
         target = self._appended if ticket is None else min(ticket, self._appended)
+        unsealed = self._unsealed
+        if unsealed:
+            target = min(target, unsealed - 1)
         while self._durable < target:
             with self._changed:
                 while self._syncing and self._durable < target:
@@ -265,6 +278,8 @@ class Journal:
         batch: list[Group] = []
         size = 0
         for group in self._unwritten:
+            if self._unsealed and group.sequence >= self._unsealed:
+                break
             if batch and size + group.size_bytes > _BATCH_BYTES:
                 break
             batch.append(group)
@@ -377,6 +392,7 @@ class Journal:
             if self._closed:
                 return
             self._closed = True
+            self._unsealed = 0
         try:
             self.commit()
             if not self._index.live:  # one area for each bucket that was ever mounted would keep its ballast

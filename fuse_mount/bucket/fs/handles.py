@@ -140,7 +140,9 @@ class Handles:
 
     def _release_ungiven(self, handle: int) -> None:
         """Release a handle that nobody was given. What others wrote to the file meanwhile may be left to be done."""
-        left = self.release(handle)
+        with self._engine.lock:
+            self._notes.forget_done()
+            left = self.release(handle)
         if left is None:
             return
         try:

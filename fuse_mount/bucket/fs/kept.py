@@ -1,4 +1,4 @@
-"""What the server of a read-write mount keeps for its successor, and how that takes it up: nodes, open files, handles.
+"""Keep nodes, open files and handles of a read-write mount for the next server, and take them up there.
 
 Part of `BucketFs`, under its lock. The parts note what they change (`notes.py`), and the log of `writeback.kept` takes
 it when a section ends. What is pending is the engine's to keep. Items, by their first value:
@@ -14,6 +14,9 @@ it when a section ends. What is pending is the engine's to keep. Items, by their
     done, unique, ino, n, m a request that was done, with its result; the one of number m is answered
     root, attributes        the root's attributes
     next, ino, n, n         the next inode number, handle and listing
+
+How often the kernel was told of a node may be counted too high: entries of a listing that is asked for again are
+counted again, and what the kernel forgot may have been read and not counted. Such nodes stay known for good.
 """
 
 from __future__ import annotations
@@ -79,7 +82,8 @@ class Kept:
 
     def _file_item(self, file: OpenFile) -> Item:
         draft, spoiled = file.draft, None
-        staged = draft.content() if draft is not None else None
+        slot = draft.slot if draft is not None else None  # a thread may be bringing it to a file this moment
+        staged = draft.content() if draft is not None and slot is None else None
         if file.spoiled is not None:
             is_full = isinstance(file.spoiled, StagingFullError | QuotaError)
             number = getattr(file.spoiled, "errno", None) or (errno.ENOSPC if is_full else errno.EIO)
@@ -93,8 +97,8 @@ class Kept:
                 content_fields(file.content),
                 file.base,
                 staged.file if isinstance(staged, Staged) else None,
-                draft.slot.number if draft is not None and draft.slot is not None else None,
-                draft.size if draft is not None and draft.slot is not None else 0,
+                slot.number if slot is not None else None,
+                draft.size if draft is not None and slot is not None else 0,
                 file.is_dirty,
                 (file.nameless, file.is_unnamed, file.replaced),
                 spoiled,
@@ -125,7 +129,7 @@ class Kept:
         left = self._handles.restore(found.handles, next_handle)
         self._names.restore(found.listings, next_listing)
         self._notes.restore_done(found.done)
-        for node in self.tree:
+        for node in list(self.tree):
             self.tree.rest(node)
         return left
 
@@ -204,7 +208,8 @@ class Found:
 
     def _done(self, unique: int, ino: int, handle: int, answered: int) -> None:
         self.done.pop(answered, None)
-        self.done[unique] = DoneRequest(ino, handle)
+        if unique:
+            self.done[unique] = DoneRequest(ino, handle)
 
     def _root(self, attributes: tuple[Any, ...]) -> None:
         self.root = Attributes(*attributes)

@@ -184,7 +184,7 @@ class Names:
         `enter` is to be called for each that is taken."""
         with self._engine.lock:
             listing = self._listings[handle]
-            if listing.entries is None or (not start and listing.was_read):
+            if listing.entries is None or start < listing.skipped or (not start and listing.was_read):
                 last = listing.told.get(start, "")
                 entries = self._entries_locked(self._tree.get(listing.ino))
                 listing.entries, listing.skipped = [entry for entry in entries if entry.name > last], start
@@ -310,6 +310,10 @@ class Names:
                 break
             except Needs as needs:
                 needs.load()
+            except BaseException:
+                with self._engine.lock:
+                    self._notes.forget_done()
+                raise
         with self._engine.lock:
             if node.is_gone:
                 raise OSError(errno.ENOENT, "it was closed meanwhile, or deleted")

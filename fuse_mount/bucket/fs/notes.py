@@ -1,4 +1,4 @@
-"""What the parts of `BucketFs` note of their changes while they make them, for a server's successor (`kept.py`).
+"""Note what the parts of `BucketFs` change while they change it, for the next server (`kept.py`).
 
 Under the engine's lock. Nodes and open files note themselves when one of their fields is set.
 """
@@ -64,6 +64,13 @@ class Notes:
         self.done[unique] = DoneRequest(ino, handle)
         self.items.append((DONE, unique, ino, handle, last))
         self._thread.last = unique
+
+    def forget_done(self) -> None:
+        """Take back what `note_done` has noted of this thread's request: it fails after all."""
+        unique = getattr(self._thread, "last", 0)
+        if self.done.pop(unique, None) is not None:
+            self.items.append((DONE, 0, 0, 0, unique))
+            self._thread.last = 0
 
     def take_done(self, unique: int) -> DoneRequest | None:
         """Return what came of a request that is sent again, if it was done; this thread is to answer it."""
