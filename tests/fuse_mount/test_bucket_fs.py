@@ -810,6 +810,16 @@ def test_writes_that_come_at_once_fetch_what_they_change_once_and_leave_nothing_
     assert len(directory.staged()) == 1  # a clean copy
 
 
+def test_a_new_name_changes_a_folders_time_of_modification_and_not_that_of_access(opened: Open):
+    directory = opened()
+    directory.mkdir("d")
+    before = directory.attr("d")
+    directory.write("d/a", b"bytes")
+    after = directory.attr("d")
+    assert after.mtime_ns > before.mtime_ns
+    assert after.atime_ns == before.atime_ns
+
+
 @promise("A folder is renamed in one step, with all that the bucket has in it")
 def test_a_folder_is_renamed_in_one_step_with_all_that_the_bucket_has_in_it(opened: Open, bucket: Path):
     for name in ("a", "b/c", "b/d"):

@@ -137,7 +137,7 @@ class Nodes:
         mtime_ns = max(node.mtime_ns, kept.mtime_ns)
         ctime_ns = max(node.ctime_ns, mtime_ns)
         links = 0 if node.is_gone else 1 if not node.is_folder else self._links_of_folder(state.key)
-        atime_ns = mtime_ns if kept.atime_ns is None else kept.atime_ns
+        atime_ns = kept.mtime_ns if kept.atime_ns is None else kept.atime_ns
         owner = kept.uid, kept.gid
         return Attr(node.ino, kept.mode, *owner, size, mtime_ns, ctime_ns, links, state.complete, kept.rdev, atime_ns)
 
