@@ -106,7 +106,7 @@ class BucketSupervisor:
             if not self._is_there():
                 return False
             self._restarts = known.restarts + 1
-            known = replace(known, supervisor=os.getpid(), pid=self._pid)
+            known = replace(known, supervisor=os.getpid(), pid=self._pid or known.pid)
             self._files.write(known)  # nobody else becomes it
         if not self._pid:
             self._spawn()

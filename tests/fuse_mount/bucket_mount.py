@@ -147,5 +147,6 @@ class BucketMount:
 
 
 def _kill(pid: int) -> None:
+    assert pid > 0, "kill(2) takes it for many processes, this one among them"
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)

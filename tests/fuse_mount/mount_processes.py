@@ -116,6 +116,7 @@ def waiting_for_the_end_of(pid: int) -> Iterator[None]:
 
 def kill(pid: int) -> None:
     """SIGKILL, and wait for the end."""
+    assert pid > 0, "kill(2) takes it for many processes, this one among them"
     with waiting_for_the_end_of(pid):
         os.kill(pid, signal.SIGKILL)
 
