@@ -87,10 +87,9 @@ class BucketMounter:
 
     def kill_others(self) -> None:
         """SIGKILL to the daemon."""
-        info = self.now()
         for pid in leftovers.processes_with("DATACACHE_HOME", lambda value: value == str(self.settings.home)):
-            if pid not in (info.supervisor, info.pid):
-                with suppress(ProcessLookupError):
+            with suppress(OSError):  # another process of this home, which has just ended
+                if b"datacache.daemon" in Path(f"/proc/{pid}/cmdline").read_bytes():
                     kill(pid)
 
     def after(self, before: BucketInfo) -> BucketInfo:
