@@ -106,7 +106,7 @@ class Settings:
     staging_wait_s: float = 60.0
     """How long a write to a full staging area waits for room; 0: not at all."""
     replica: str = "require"
-    """What becomes of a write with `ack=replicated` while there is no second node: it waits and fails (`require`), or
+    """Fate of a write with `ack=replicated` while there is no second node: it waits and fails (`require`), or
     is acknowledged by this node alone (`prefer`)."""
     replica_lease_s: float = 30.0
     """How long after a node's last sign of life another one uploads what is pending there."""

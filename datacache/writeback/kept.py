@@ -51,7 +51,7 @@ _MARSHAL_VERSION = 4
 _ITEMS_AT_A_TIME = 500
 
 Item = tuple[Any, ...]
-"""What is kept, by its kind (a short string); of what, and what its owner wants to find again."""
+"""One thing that is kept: its kind (a short string), of what it is, and what its owner wants to find again."""
 
 
 class KeptSource(Protocol):

@@ -31,7 +31,7 @@ class LiveBucket:
     upload_every_s: float
     staging_wait_s: float
     notes: tuple[str, ...] = ()
-    """What whoever opened it should know."""
+    """Notes for the one who opened it."""
 
     def status(self) -> dict[str, Any]:
         """Return what is pending, how the uploads go, and how much room there is: values that fit into JSON."""

@@ -1,1 +1,1 @@
-"""What read-write mounts acknowledge, on a second node's disk as well: `lease`, `sender`, `receiver`."""
+"""Copies on a second node's disk of what read-write mounts acknowledge: `lease`, `sender`, `receiver`."""

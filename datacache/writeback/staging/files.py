@@ -40,7 +40,7 @@ _JOURNAL_SHARE = 16
 _RESERVE_SHARE = 50
 """Left free of the file system, a 50th of it at most: what is full to the last block cannot be tidied up either."""
 WATCHED_BYTES = 64 << 10
-"""What was written is noted in pieces of this size, of files that are watched."""
+"""Bytes of the pieces in which writes to watched files are noted."""
 _MAKE_TRIES = 3
 """The outer folder of a file to be made may be removed this moment, with the last other file in it."""
 

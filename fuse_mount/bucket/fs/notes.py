@@ -22,7 +22,7 @@ _MOST_DONE = 2000
 
 
 class PresentRequest(Protocol):
-    """What a thread is about to answer."""
+    """The request that a thread is about to answer."""
 
     @property
     def unique(self) -> int:

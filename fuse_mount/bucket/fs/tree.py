@@ -79,7 +79,7 @@ class OpenFile:
     replaced: bool = False
     """True once somebody else took the name away, while nothing was written here: nothing can be from now on."""
     is_dirty: bool = False
-    """Whether the draft was changed since it was last settled, as far as the server's successor was told."""
+    """True once the draft was changed since it was last settled, as far as the next server was told."""
     io: threading.Lock = field(default_factory=threading.Lock)
     """Guards the draft's bytes. Taken before the engine's lock, never the other way round (but for a try that does not
     wait)."""
@@ -156,7 +156,7 @@ class Node:
 
 
 class NodeRow(NamedTuple):
-    """What a server keeps of a node for its successor."""
+    """The fields of a node that the next server gets."""
 
     parent: int
     """0 for none."""
@@ -170,7 +170,7 @@ class NodeRow(NamedTuple):
 
 
 class FileRow(NamedTuple):
-    """What a server keeps of an open file for its successor. Values are such as `marshal` takes."""
+    """The fields of an open file that the next server gets. Values are such as `marshal` takes."""
 
     attributes: tuple[Any, ...]
     content: tuple[Any, ...]
