@@ -191,11 +191,6 @@ class KeptLog(Keeping):
         """Return the descriptor to hand on."""
         return self._fd
 
-    def close(self) -> None:
-        """Let go of it; the memory stays with whoever else has the descriptor."""
-        self._map.close()
-        os.close(self._fd)
-
     def items(self) -> Iterator[Item]:
         for record in self._records():
             yield from marshal.loads(record)  # noqa: S302 - an earlier process of ours wrote it

@@ -103,7 +103,7 @@ class BucketServer:
         """`held` is what a former server has left."""
         self._config = config
         self._held = held
-        """What the next one goes on with, if it can. Not changed once the control socket is there."""
+        """The descriptors that the next one goes on with, if it can. Not changed once the control socket is there."""
         self._restarts = restarts
         self._files = BucketFiles(config.home, config.mountpoint)
         self._lock = -1

@@ -37,7 +37,7 @@ pytestmark = needs_resend
 
 
 def until(ready: Callable[[], T | None]) -> T:
-    """What `ready` returns at last. It looks at several processes, whose changes have no one event."""
+    """Return what `ready` returns at last. It looks at several processes, whose changes have no one event."""
     deadline = time.monotonic() + 60
     while (found := ready()) is None:
         assert time.monotonic() < deadline, "it does not come to that"
@@ -217,7 +217,7 @@ def test_a_server_that_has_the_kernel_write_what_it_gathered_can_be_killed(mount
 
 
 def waits_for_pages(pid: int) -> bool:
-    """Whether a thread of a process waits for pages to be written."""
+    """Return whether a thread of a process waits for pages to be written."""
     with suppress(OSError):
         return any(b"folio_wait" in (task / "wchan").read_bytes() for task in Path(f"/proc/{pid}/task").iterdir())
     return False

@@ -43,7 +43,7 @@ KILLS = int(os.environ.get("DATACACHE_TEST_KILLS") or 8)
 
 
 def until(ready: Callable[[], T | None]) -> T:
-    """What `ready` returns at last. It looks at several processes, whose changes have no one event."""
+    """Return what `ready` returns at last. It looks at several processes, whose changes have no one event."""
     deadline = time.monotonic() + 60
     while (found := ready()) is None:
         assert time.monotonic() < deadline, "it does not come to that"

@@ -87,7 +87,7 @@ def log(folder: Path) -> Iterator[None]:
 
 
 def content(number: int) -> bytes:
-    """What belongs to a number."""
+    """The parts that belong to a number."""
     return hashlib.sha256(b"%d" % number).digest() * (1 + number % 50)
 
 
@@ -97,7 +97,7 @@ def line(number: int) -> str:
 
 
 def problems_in(folder: Path, name: str, rounds: int) -> list[str]:
-    """What is wrong with what a program wrote in so many rounds."""
+    """Tell the problems with what a program wrote in so many rounds."""
     found = list(CHECKS[name](folder, rounds))
     return [f"{name}: {problem}" for problem in found]
 
