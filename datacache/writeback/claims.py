@@ -10,7 +10,6 @@ import logging
 import os
 import time
 from collections.abc import Iterable
-from dataclasses import replace
 
 from datacache.core.errors import StagingError, StagingFullError
 from datacache.store.base import ObjectInfo
@@ -83,7 +82,7 @@ class Claims:
             if version not in (None, pending.version):
                 return None
             if not pending.touched:
-                pending = replace(pending, touched=True)
+                pending = pending._replace(touched=True)
                 self._overlay.set(pending)
             claim = engine.claims[key] = Claim(pending)
             return claim
@@ -150,10 +149,10 @@ class Claims:
                 watcher.note_uploaded(pending, info)
             self._move_needs_locked(pending, etag)
             if now is not None and now.version != pending.version:
-                later = replace(now, base=etag, touched=False, after=pending.version)
+                later = now._replace(base=etag, touched=False, after=pending.version)
                 if now.content == pending.content and isinstance(now.content, Stored):
                     # Only attributes changed since, and the bytes lie under the key itself now.
-                    later = replace(later, content=Stored(key, now.content.size_bytes, etag))
+                    later = later._replace(content=Stored(key, now.content.size_bytes, etag))
                 engine.record([later])
                 if info is None and not later.ready:
                     engine.unrecord_locked(key)  # the deletion that the new file follows is done
@@ -167,17 +166,17 @@ class Claims:
             return
         needing = [self._overlay.get(key) for key in self._overlay.needed_by(pending.key)]
         copy = content._replace(etag=etag)
-        self._engine.record([replace(other, content=copy) for other in needing if other and other.content == content])
+        self._engine.record([other._replace(content=copy) for other in needing if other and other.content == content])
 
     def rebase(self, claim: Claim, etag: str, version: int | None) -> None:
         """Have a claim replace an earlier version that this area wrote and that is in the bucket (None: the same bytes,
         by whomever)."""
         with self._engine.lock:
             after = claim.pending.after if version is None else version
-            claim.pending = replace(claim.pending, base=etag, after=after)
+            claim.pending = claim.pending._replace(base=etag, after=after)
             now = self._overlay.get(claim.pending.key)
             if now is not None:
-                self._engine.record([replace(now, base=etag, after=after)])
+                self._engine.record([now._replace(base=etag, after=after)])
 
     def keep_folder(self, claim: Claim) -> None:
         """End the claim of a folder that the store cannot keep: it is kept here, and nothing is left to be done."""
@@ -231,7 +230,7 @@ class Claims:
                 )
                 blobs = {kept_as: engine.blob(key)} if isinstance(now.content, Logged) and now.ready else {}
                 version = engine.next_version()
-                moved = replace(now, key=kept_as, base="", touched=False, version=version, after=version - 1)
+                moved = now._replace(key=kept_as, base="", touched=False, version=version, after=version - 1)
                 engine.record([moved], drop=[key], blobs=blobs)
             else:
                 engine.record(drop=[key])
@@ -280,7 +279,7 @@ class Claims:
             now = self._overlay.get(claim.pending.key)
             if now is not None and now.content == content:
                 staged = Staged(number, content.size_bytes)
-                self._engine.record([replace(now, content=staged, version=self._engine.next_version())])
+                self._engine.record([now._replace(content=staged, version=self._engine.next_version())])
                 return True
         self._engine.files.remove(number)
         return False

@@ -18,7 +18,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -163,7 +162,7 @@ class WriteBack:
         self._journal = journal
         self._uploads: dict[str, UploadState] = {}
         self._recorded: deque[Item] = deque()  # groups that may not be durable yet
-        self._changed: list[Item] = []  # for `kept`
+        self._noted = self.kept.noted
         self._kept_files: set[int] = set()  # that drafts of the last owner had open
         self._refs: dict[int, str] = {}  # staged file -> the key whose content it is
         self._held: dict[int, int] = {}  # staged file -> how many drafts have it open
@@ -240,7 +239,7 @@ class WriteBack:
         if not old.base and not old.touched:
             return [], [key]
         sent = self._sum_of_sent(old)
-        return [replace(old, attributes=None, content=None, version=self.next_version(), ready=True, sent=sent)], []
+        return [old._replace(attributes=None, content=None, version=self.next_version(), ready=True, sent=sent)], []
 
     def record(
         self,
@@ -321,14 +320,14 @@ class WriteBack:
                 self._durable = max(self._durable, wanted)
                 while self._recorded and self._recorded[0][1] <= self._durable:
                     self._recorded.popleft()
-                self._changed.append((_DURABLE, self._durable))
+                self._noted.append((_DURABLE, self._durable))
             if self.losses.settle(self._durable):
                 self.losses.save()
-        with self.lock:
-            due = []
-            while self._after and self._after[0][0] <= self._durable:
-                due.append(self._after.popleft()[1])
-        for action in due:
+        while self._after:
+            with self.lock:
+                if not self._after or self._after[0][0] > self._durable:
+                    return
+                _, action = self._after.popleft()
             try:
                 action()
             except StagingError as exc:  # what is durable is acknowledged all the same, and the next start deletes it
@@ -390,16 +389,16 @@ class WriteBack:
             kept.append((key, header, blob if slot is None else (slot.number, len(blob))))
         item = _GROUP, self._ticket, kept
         self._recorded.append(item)
-        self._changed.append(item)
+        self._noted.append(item)
         self._wake.set()
         return self._ticket
 
     def _note_unready(self, old: Pending | None, new: Pending | None) -> None:
         """Keep what is pending of a key and not recorded."""
         if new is not None and not new.ready:
-            self._changed.append(_unready_item(new))
+            self._noted.append(_unready_item(new))
         elif old is not None and not old.ready:
-            self._changed.append((_UNREADY, old.key))
+            self._noted.append((_UNREADY, old.key))
 
     def _release(self, old: Pending | None, released: set[int]) -> None:
         """Take note that a key's old content is not its content any more."""
@@ -431,7 +430,7 @@ class WriteBack:
         with self.lock:
             fd = self.files.open(number)
             self._held[number] = self._held.get(number, 0) + 1
-            self._changed.append((_HELD, number, True))
+            self._noted.append((_HELD, number, True))
             return fd
 
     def free(self, number: int) -> None:
@@ -440,7 +439,7 @@ class WriteBack:
             self._held[number] -= 1
             if not self._held[number]:
                 del self._held[number]
-                self._changed.append((_HELD, number, False))
+                self._noted.append((_HELD, number, False))
                 if number not in self._refs:
                     self._do_later(partial(self.files.remove, number))
 
@@ -537,12 +536,9 @@ class WriteBack:
 
     # --- what is kept for the next owner -----------------------------------------------------------------------------
 
-    def take_changed(self) -> list[Item]:
-        """See `kept.KeptSource`."""
-        changed = self._changed
-        if changed:
-            self._changed = []
-        return changed
+    def describe(self, _changed: set[Any]) -> list[Item]:
+        """See `kept.KeptSource`. All that changes here is noted at once."""
+        return []
 
     def everything(self) -> Iterator[Item]:
         """See `kept.KeptSource`."""
@@ -624,7 +620,7 @@ class WriteBack:
             return pending
         if size == content.size_bytes:
             return pending
-        return replace(pending, content=Staged(content.file, size), version=self.next_version())
+        return pending._replace(content=Staged(content.file, size), version=self.next_version())
 
     def _commit_lazily(self) -> None:
         told = False

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Protocol
 
 from datacache.core.disk import write_all
@@ -85,7 +84,7 @@ class Fetching:
             return
         with engine.lock:
             if engine.overlay.get(pending.key) == pending and pending.key not in engine.claims:
-                engine.record([replace(pending, content=Staged(number, len(data)))])
+                engine.record([pending._replace(content=Staged(number, len(data)))])
                 return
         self._files.remove(number)
 

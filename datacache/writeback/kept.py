@@ -6,8 +6,8 @@ what a server tells the kernel, and what is not durable yet, it notes here first
 this as well, and both are gone together. A power loss takes both: what it may take is the journal's to say.
 
 What is changed in one *section*, that is while the engine's lock is held, is one record: the next server finds all of
-it or nothing. Those who have something to keep are `KeptSource`s: asked for what they changed when a section ends, and
-for all that they have when the log has become much longer than that.
+it or nothing. Those who have something to keep are `KeptSource`s: they note what they change, describe when a section
+ends what is better described once, and are asked for all that they have when the log has become much longer than that.
 
 The bytes of small files that are being written lie in `Slots` of the same memory, and the log says in which.
 
@@ -57,8 +57,8 @@ Item = tuple[Any, ...]
 class KeptSource(Protocol):
     """A part that has something to keep. Called with the engine's lock held."""
 
-    def take_changed(self) -> list[Item]:
-        """Return items of what was changed since the last call."""
+    def describe(self, changed: set[Any]) -> list[Item]:
+        """Return items of what this source has put into `Keeping.changed`."""
         ...
 
     def everything(self) -> Iterable[Item]:
@@ -138,6 +138,10 @@ class Keeping:
     def __init__(self, slots: Slots | None = None) -> None:
         self._sources: list[KeptSource] = []
         self.slots = slots or Slots()
+        self.noted: list[Item] = []
+        """Items of what was changed in this section, in order."""
+        self.changed: set[Any] = set()
+        """Things that were changed in this section, for their source to `describe`."""
 
     def watch(self, source: KeptSource) -> None:
         """Keep what a source has, from now on."""
@@ -148,9 +152,9 @@ class Keeping:
         return iter(())
 
     def end_section(self) -> None:
-        """Take what was changed. The engine's lock is held."""
-        for source in self._sources:
-            source.take_changed()
+        """Keep what was changed. The engine's lock is held."""
+        self.noted.clear()
+        self.changed.clear()
         self.slots.end_section()
 
     def begin_anew(self) -> None:
@@ -196,31 +200,27 @@ class KeptLog(Keeping):
             yield from marshal.loads(record)  # noqa: S302 - an earlier process of ours wrote it
 
     def end_section(self) -> None:
-        changed = self._take_changed()
-        if changed:
-            try:
-                self._end = self._append(self._end, changed)
-            except BaseException:
-                self._wants_anew = True
-                raise
+        if not (self._wants_anew and self._may_begin_anew):
+            self._end_record()
         is_long = self._end - self._start > max(_LEAST_BYTES, _TIMES_LIVE * self._anew_bytes)
         if self._may_begin_anew and (self._wants_anew or is_long):
             self.begin_anew()
         self.slots.end_section()
 
-    def _take_changed(self) -> list[Item]:
-        changed: list[Item] = []
+    def _end_record(self) -> None:
+        noted, changed = self.noted, self.changed
         try:
-            for source in self._sources:  # most sections change nothing
-                if found := source.take_changed():
-                    changed += found
+            if changed:
+                for source in self._sources:
+                    noted += source.describe(changed)
+            self._end = self._append(self._end, noted)
         except BaseException:
-            self._wants_anew = True
+            self._wants_anew = True  # when the next section ends: what was noted stays until then
             raise
-        return changed
+        noted.clear()
+        changed.clear()
 
     def begin_anew(self) -> None:
-        self._take_changed()  # which is among all the rest
         self._may_begin_anew = True
         items = (item for source in self._sources for item in source.everything())
         at = start = _page_after(self._end + _LENGTH.size)
@@ -238,6 +238,8 @@ class KeptLog(Keeping):
         self._start, self._end, self._anew_bytes, self._wants_anew = start, at, at - start, False
         self._free(_PAGE, start)
         self._clear(at)
+        self.noted.clear()  # it is among all the rest
+        self.changed.clear()
 
     def _clear(self, end: int) -> None:
         """Have nothing but zeros behind the log."""
@@ -284,7 +286,7 @@ class SectionLock:
     """A lock that its thread may take again, and whose outermost end ends a section."""
 
     def __init__(self, kept: Keeping, ended: Callable[[], None] = lambda: None) -> None:
-        """`ended` is called when what a section has changed is kept, before the lock is let go of."""
+        """`ended` is called when a section has changed something, and that is kept, before the lock is let go of."""
         self._lock, self._depth, self._kept, self._ended = threading.RLock(), 0, kept, ended
 
     def __enter__(self) -> None:
@@ -295,7 +297,7 @@ class SectionLock:
         self, _kind: type[BaseException] | None, _exc: BaseException | None, _trace: TracebackType | None
     ) -> None:
         try:
-            if self._depth == 1:
+            if self._depth == 1 and (self._kept.noted or self._kept.changed):  # most sections change nothing
                 self._kept.end_section()
                 self._ended()
         finally:

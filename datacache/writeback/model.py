@@ -16,7 +16,6 @@ import base64
 import json
 import stat
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias, TypeVar
@@ -185,8 +184,7 @@ def content_of(fields: tuple[Any, ...]) -> Content:
     return _CONTENTS[kind](*rest)
 
 
-@dataclass(frozen=True, slots=True)
-class Pending:
+class Pending(NamedTuple):
     """A key's difference from the bucket. Replaced as a whole when it changes."""
 
     key: str
@@ -269,6 +267,7 @@ class UploadState(NamedTuple):
 
 # --- in the journal --------------------------------------------------------------------------------------------------
 
+_encode_json = json.JSONEncoder(separators=(",", ":")).encode
 PENDING, UPLOAD, KEPT = "", "\0u", "\0k"
 """The beginnings of the journal's keys. No key of a bucket has a zero byte; those of `Pending` are the same strings in
 the journal and in the overlay. `KEPT` marks folders that the store cannot keep: nothing is left to be done for them."""
@@ -286,7 +285,7 @@ def encode_pending(pending: Pending) -> bytes:
     fields = [pending.attributes, content, pending.base, pending.version, round(pending.since, 3), pending.after]
     if pending.sent:
         fields.append(pending.sent)
-    return json.dumps(fields, separators=(",", ":")).encode()
+    return _encode_json(fields).encode()
 
 
 def decode_pending(key: str, header: bytes, blob_bytes: int) -> Pending:
@@ -308,7 +307,7 @@ def decode_pending(key: str, header: bytes, blob_bytes: int) -> Pending:
 
 def encode_upload(state: UploadState) -> bytes:
     """Return the header of an upload's record."""
-    return json.dumps(state, separators=(",", ":")).encode()
+    return _encode_json(state).encode()
 
 
 def decode_upload(key: str, header: bytes) -> UploadState:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -62,7 +61,7 @@ def test_what_was_committed_is_pending_in_the_next_process_with_its_bytes(open_r
     assert after.keys() == before.keys()
     for key, pending in after.items():
         assert pending.touched  # whether the process before tried to upload it is not known
-        assert replace(pending, touched=False, since=0) == replace(before[key], since=0)
+        assert pending._replace(touched=False, since=0) == before[key]._replace(since=0)
     claim = rig.claims.begin("a")
     assert bytes(rig.claims.open_content(claim).read(0, 9)) == b"small"
     claim = rig.claims.begin("b/c")

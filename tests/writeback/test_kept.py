@@ -13,17 +13,20 @@ from datacache.writeback.kept import MAGIC, SLOT_BYTES, Item, KeptLog, SectionLo
 class Numbers:
     """A source of numbers by name."""
 
-    def __init__(self) -> None:
+    def __init__(self, log: KeptLog) -> None:
         self.now: dict[str, int] = {}
-        self.changed: list[Item] = []
+        self.keep_in(log)
+
+    def keep_in(self, log: KeptLog) -> None:
+        self.log = log
+        log.watch(self)
 
     def set(self, name: str, number: int) -> None:
         self.now[name] = number
-        self.changed.append(("number", name, number))
+        self.log.changed.add(name)
 
-    def take_changed(self) -> list[Item]:
-        changed, self.changed = self.changed, []
-        return changed
+    def describe(self, changed: set[str]) -> list[Item]:
+        return [("number", name, self.now[name]) for name in changed if name in self.now]
 
     def everything(self) -> Iterator[Item]:
         return (("number", *item) for item in self.now.items())
@@ -43,8 +46,8 @@ def allocated(log: KeptLog) -> int:
 
 
 def test_what_is_changed_in_a_section_is_found_when_its_outermost_end_is_reached():
-    log, numbers = KeptLog.make(), Numbers()
-    log.watch(numbers)
+    log = KeptLog.make()
+    numbers = Numbers(log)
     lock = SectionLock(log)
     with lock:
         with lock:
@@ -59,12 +62,12 @@ def test_what_is_changed_in_a_section_is_found_when_its_outermost_end_is_reached
 
 
 def test_what_a_record_could_not_be_written_for_is_in_the_next_one():
-    log, numbers = KeptLog.make(), Numbers()
-    log.watch(numbers)
+    log = KeptLog.make()
+    numbers = Numbers(log)
     log.begin_anew()
     lock = SectionLock(log)
     numbers.set("a", 1)
-    numbers.changed.append(("number", object()))
+    log.noted.append(("number", object()))
     with pytest.raises(ValueError, match="unmarshallable"), lock:
         pass
     with lock:
@@ -73,24 +76,23 @@ def test_what_a_record_could_not_be_written_for_is_in_the_next_one():
 
 
 def test_a_log_is_not_written_anew_before_all_are_there_that_have_something_in_it():
-    log, early, late = KeptLog.make(), Numbers(), Numbers()
-    log.watch(early)
-    log.watch(late)
+    log = KeptLog.make()
+    early, late = Numbers(log), Numbers(log)
     log.begin_anew()
     late.set("late", 1)
     for number in range(10_000):
         early.set(f"{number}" + 1000 * "x", number)
     log.end_section()
     after = again(log)
-    after.watch(early)
+    early.keep_in(after)
     early.set("early", 2)
     after.end_section()
     assert found(again(after)) == early.now | late.now
 
 
 def test_a_log_that_is_written_for_long_stays_small_and_says_the_same():
-    log, numbers = KeptLog.make(), Numbers()
-    log.watch(numbers)
+    log = KeptLog.make()
+    numbers = Numbers(log)
     log.begin_anew()
     lock = SectionLock(log)
     for number in range(60_000):
@@ -102,8 +104,8 @@ def test_a_log_that_is_written_for_long_stays_small_and_says_the_same():
 
 
 def test_what_is_live_may_be_much():
-    log, numbers = KeptLog.make(), Numbers()
-    log.watch(numbers)
+    log = KeptLog.make()
+    numbers = Numbers(log)
     log.begin_anew()
     lock = SectionLock(log)
     for number in range(30_000):
@@ -113,8 +115,8 @@ def test_what_is_live_may_be_much():
 
 
 def test_a_record_that_its_writer_was_killed_at_is_not_there_and_does_no_harm():
-    log, numbers = KeptLog.make(), Numbers()
-    log.watch(numbers)
+    log = KeptLog.make()
+    numbers = Numbers(log)
     lock = SectionLock(log)
     with lock:
         numbers.set("a", 1)
@@ -124,16 +126,15 @@ def test_a_record_that_its_writer_was_killed_at_is_not_there_and_does_no_harm():
     os.pwrite(log.fileno(), bytes(4), end)  # its length is written last
     after = again(log)
     assert found(after) == {"a": 1}
-    numbers = Numbers()
-    after.watch(numbers)
+    numbers = Numbers(after)
     numbers.set("c", 3)
     after.end_section()
     assert found(again(after)) == {"a": 1, "c": 3}
 
 
 def test_a_log_that_is_being_written_anew_is_the_old_one_until_it_is_done():
-    log, numbers = KeptLog.make(), Numbers()
-    log.watch(numbers)
+    log = KeptLog.make()
+    numbers = Numbers(log)
     lock = SectionLock(log)
     with lock:
         numbers.set("a", 1)
@@ -143,7 +144,7 @@ def test_a_log_that_is_being_written_anew_is_the_old_one_until_it_is_done():
             yield "number", "a", 5
             raise KeyboardInterrupt
 
-    log.watch(Killed())
+    Killed(log)
     with pytest.raises(KeyboardInterrupt), lock:
         log.begin_anew()
     assert found(again(log)) == {"a": 1}

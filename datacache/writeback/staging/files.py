@@ -371,8 +371,10 @@ class StagedFiles:
     @property
     def capacity_bytes(self) -> int:
         """Return how many bytes there may be: the limit, or less if the file system has less."""
-        with reaching(self._folder, "looked at"):
+        try:
             return self._room.capacity_bytes()
+        except OSError as exc:
+            raise unreachable(self._folder, "looked at", exc) from exc
 
     def grow(self, number: int, n_bytes: int) -> None:
         """Count that a file has this many more bytes than before; fewer, if negative."""
@@ -455,8 +457,7 @@ class Room:
         self._used_bytes = 0
         self._releases = 0
         """How often some room came free: a waiting thread looks whether it did since it last looked."""
-        self._free_bytes = 0
-        self._used_then_bytes = 0
+        self._free_bytes = self._capacity_bytes = 0
         self._sample_due_s = 0.0
 
     @property
@@ -483,15 +484,10 @@ class Room:
     def capacity_bytes(self, *, fresh: bool = False) -> int:
         """Return how many bytes there may be: the limit, or less if the file system has less. `fresh`: ask it now."""
         now_s = time.monotonic()
-        with self._changed:
-            ask = fresh or now_s >= self._sample_due_s
-            if ask:
-                self._sample_due_s = now_s + SAMPLE_EVERY_S  # others go on with the last answer
-        if ask:
+        if fresh or now_s >= self._sample_due_s:
+            self._sample_due_s = now_s + SAMPLE_EVERY_S  # others go on with the last answer
             self._ask()
-        with self._changed:
-            found = self._used_then_bytes + self._free_bytes
-        return min(self._limit_bytes, found) if self._limit_bytes else found
+        return self._capacity_bytes
 
     def _ask(self) -> None:
         used_bytes = self._used_bytes
@@ -500,10 +496,12 @@ class Room:
         free_bytes = max(0, stats.f_bavail * stats.f_frsize - reserve)
         if stats.f_files and not stats.f_favail:  # no inode left (file systems without a limit say 0 of 0)
             free_bytes = 0
+        found = used_bytes + free_bytes
         with self._changed:
             if free_bytes > self._free_bytes:
                 self._release()
-            self._free_bytes, self._used_then_bytes = free_bytes, used_bytes
+            self._free_bytes = free_bytes
+            self._capacity_bytes = min(self._limit_bytes, found) if self._limit_bytes else found
 
     def expect_fitting(self, file_bytes: int, journal_bytes: int) -> None:
         """Raise `StagingFullError` for a file that would not fit beside the journal were all else gone. A journal that

@@ -17,7 +17,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from datacache.core.errors import (
@@ -120,7 +119,7 @@ class Uploader:
         if pending is None or version <= pending.after:
             return
         deadline = None if timeout_s is None else self._clock() + timeout_s
-        wait = Wait([replace(pending, version=min(version, pending.version))])
+        wait = Wait([pending._replace(version=min(version, pending.version))])
         self._await(wait, deadline, None, is_flush=False)
         if wait.moved:  # it may go on under another key, with the same bytes
             size = pending.size_bytes if pending.attributes is not None else None

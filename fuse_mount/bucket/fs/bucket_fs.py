@@ -52,7 +52,7 @@ class BucketFs:
         self.remote = RemoteView(
             self.engine, ttl_s=live.ttl_s, file_attributes=file_attributes, folder_attributes=root_attributes
         )
-        self.notes = Notes()
+        self.notes = Notes(self.engine.kept)
         files, view = OpenFiles(live, self.notes), View(self.engine, self.remote)
         self._nodes = Nodes(files, view, Tree(self.notes.changed), root_attributes=root_attributes, on_stale=on_stale)
         self._tree, self._files = self._nodes.tree, files

@@ -374,7 +374,8 @@ class Handles:
         except BaseException as exc:
             self.close_if_unused(file, exc)
             raise
-        self.close_if_unused(file)
+        if not file.handles:  # else `release` sees to it
+            self.close_if_unused(file)
         try:
             self._engine.commit(file.ticket, wait_s=self._live.staging_wait_s if wait else 0.0)
         except BaseException as exc:

@@ -48,13 +48,9 @@ class Kept:
 
     # --- keeping -----------------------------------------------------------------------------------------------------
 
-    def take_changed(self) -> list[Item]:
+    def describe(self, changed: set[Node | OpenFile]) -> list[Item]:
         """See `writeback.kept.KeptSource`."""
-        notes = self._notes
-        items, changed = notes.items, notes.changed
-        if not items and not changed:
-            return items
-        notes.items = []
+        items: list[Item] = []
         for each in changed:
             if isinstance(each, OpenFile):
                 if each.node.open is each:
@@ -64,7 +60,6 @@ class Kept:
             if each.open is None and each.ino in self._open:
                 self._open.discard(each.ino)
                 items.append((_CLOSED, each.ino))
-        changed.clear()
         return items
 
     def everything(self) -> Iterator[Item]:

@@ -11,7 +11,7 @@ import os
 import stat
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
@@ -42,8 +42,7 @@ _BLOBS_AT_ONCE = 16 * 2**20
 """Bytes in the journal that the renaming of a folder takes along in one record."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Changes:
+class Changes(NamedTuple):
     """The changes that setattr is to make; None: as it is."""
 
     mode: int | None = None
@@ -581,7 +580,7 @@ class Names:
             self._nodes.expect_short(moved_key)
             move = self._plan_move_locked(state, moved_key, "")
             if old_key in unready:
-                move.pendings[0] = replace(move.pendings[0], ready=False)
+                move.pendings[0] = move.pendings[0]._replace(ready=False)
             whole.pendings.extend(move.pendings)
             whole.drop.extend(move.drop)
             whole.blobs.update(move.blobs)
@@ -605,7 +604,7 @@ class Names:
         with self._engine.lock:
             node = self._tree.get(ino)
             state = self._nodes.state_of(node)
-            if node.open is not None and replace(changes, atime_ns=None, mtime_ns=None, ctime_ns=None) != Changes():
+            if node.open is not None and changes._replace(atime_ns=None, mtime_ns=None, ctime_ns=None) != Changes():
                 self._files.expect_current(node.open)  # times are sent by the kernel when somebody only reads, too
             if changes.size is not None:
                 if state.content is None:
@@ -693,7 +692,7 @@ def _merged(move: _Move, other: _Move) -> _Move:
     from it."""
     pendings = move.pendings + other.pendings
     bases = {pending.key: pending.base for pending in pendings if pending.attributes is None}
-    changes = {p.key: replace(p, base=bases.get(p.key, p.base)) for p in pendings if p.attributes is not None}
+    changes = {p.key: p._replace(base=bases.get(p.key, p.base)) for p in pendings if p.attributes is not None}
     deletions = [pending for pending in pendings if pending.attributes is None and pending.key not in changes]
     drop = [key for key in move.drop + other.drop if key not in changes]
     return _Move([*changes.values(), *deletions], drop, move.blobs | other.blobs)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from datacache.writeback.kept import Item
+from datacache.writeback.kept import Keeping
 
 if TYPE_CHECKING:
     from fuse_mount.bucket.fs.tree import Node, OpenFile
@@ -40,10 +40,10 @@ class DoneRequest(NamedTuple):
 class Notes:
     """One mount's notes of one section (see `datacache.writeback.kept`)."""
 
-    def __init__(self) -> None:
-        self.changed: set[Node | OpenFile] = set()
+    def __init__(self, kept: Keeping) -> None:
+        self.changed: set[Node | OpenFile] = kept.changed
         """Those with a field that was set."""
-        self.items: list[Item] = []
+        self.items = kept.noted
         """All other changes."""
         self.done: dict[int, DoneRequest] = {}
         """Requests that were done and perhaps not answered, by their numbers."""

@@ -7,7 +7,6 @@ stays or goes.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import NamedTuple
 
 from datacache.writeback.engine import WriteBack
@@ -138,5 +137,5 @@ class View:
         old = self._overlay.get(key)
         if old is not None and (self._overlay.anything_below(key) or self.remote.has_filled(key)):
             version = self.engine.next_version()
-            return [replace(old, attributes=None, content=None, base=FOLDER_BASE, version=version)], []
+            return [old._replace(attributes=None, content=None, base=FOLDER_BASE, version=version)], []
         return self.engine.plan_deletion(key, base=base)
