@@ -232,6 +232,11 @@ class Preparation:
         if not secrets or (spec.bucket and not spec.takes_secret):
             return record
         if spec.bucket:
+            if record.mount.options["ack"] == "replicated":
+                raise precondition(
+                    f"{spec.bucket}: with ack=replicated another node may have to upload, and this volume's Secret is "
+                    "on this node alone: take ack=uploaded, or give the nodes credentials for the bucket"
+                )
             if self._mounts.device(record.mount) is not None and not self._secrets.has_any(record.mount):
                 raise precondition(
                     f"{spec.bucket} is mounted on this node with the driver's own credentials; this volume has others"

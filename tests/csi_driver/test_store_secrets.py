@@ -15,6 +15,7 @@ from datacache.api import create_snapshot
 from datacache.core.errors import MountError
 from datacache.settings import Settings, StoreOptions, load_settings
 from datacache.store.credentials import CredentialFiles
+from tests.csi_driver.driver import capability
 from tests.csi_driver.kubelet import Kubelet, needs_root
 from tests.promises import promise
 from tests.servers import RcloneS3
@@ -112,6 +113,15 @@ def test_a_secret_opens_no_folder_of_the_node(kubelet: Kubelet, settings: Settin
     staged = kubelet.stage_request("s", context | {"credentials": "secret"}, secrets=secret)
     assert kubelet.code("NodeStageVolume", staged)[0] == "PERMISSION_DENIED"
     assert not fuse_mount.list_bucket_mounts(settings)
+
+
+@promise("Credentials of a bucket's volume are used by its mount alone")
+def test_a_volume_with_a_secret_cannot_have_what_it_writes_uploaded_by_another_node(kubelet: Kubelet) -> None:
+    writer = capability("MULTI_NODE_MULTI_WRITER", flags=("ack=replicated",))
+    secret = {"access_key_id": "key", "secret_access_key": "secret"}
+    staged = kubelet.stage_request("v", {"bucket": "s3://lab/out"}, secrets=secret, volume_capability=writer)
+    code, words = kubelet.code("NodeStageVolume", staged)
+    assert (code, "ack=uploaded" in words) == ("FAILED_PRECONDITION", True)
 
 
 @promise("Credentials of a bucket's volume are used by its mount alone")

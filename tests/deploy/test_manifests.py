@@ -435,7 +435,7 @@ def test_nodes_of_a_cluster_reach_each_other_and_nobody_else_reaches_their_port(
     assert "datacache-cluster" not in json.dumps(rendered("the defaults"))
 
 
-def test_the_daemon_alone_of_a_node_has_the_clusters_key_and_settings_that_it_understands(
+def test_daemon_and_mounts_of_a_node_have_the_clusters_key_and_settings_that_they_understand(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     [daemon_set] = kind("a cluster", "DaemonSet")
@@ -443,13 +443,15 @@ def test_the_daemon_alone_of_a_node_has_the_clusters_key_and_settings_that_it_un
     [tls] = [each["secret"] for each in spec["volumes"] if each["name"] == "cluster-tls"]
     assert tls == {"secretName": "lab-tls", "defaultMode": 0o400}
     have = [c["name"] for c in spec["containers"] if "cluster-key" in {mount["name"] for mount in c["volumeMounts"]}]
-    assert have == ["daemon"]
+    assert have == ["mounts", "daemon"]
     [volume] = [each["secret"] for each in spec["volumes"] if each["name"] == "cluster-key"]
     assert volume == {"secretName": "datacache-cluster", "defaultMode": 0o400, "items": [{"key": "key", "path": "key"}]}
-    daemon, mounts = node_container("a cluster", "daemon"), node_container("a cluster", "mounts")
+    daemon, mounts, driver = (node_container("a cluster", name) for name in ("daemon", "mounts", "driver"))
+    assert (mounts["env"], mounts["volumeMounts"]) == (daemon["env"], daemon["volumeMounts"])
     [mounted] = [each["mountPath"] for each in daemon["volumeMounts"] if each["name"] == "cluster-key"]
-    added = daemon["env"][len(mounts["env"]) :]
-    assert daemon["env"][: len(mounts["env"])] == mounts["env"]
+    without = driver["env"][1:]  # its NODE_NAME
+    added = daemon["env"][len(without) :]
+    assert daemon["env"][: len(without)] == without
     fields = {each["name"]: each["valueFrom"]["fieldRef"]["fieldPath"] for each in added if "valueFrom" in each}
     assert fields == {"POD_IP": "status.podIP", "DATACACHE_NODE": "spec.nodeName"}
     assert [each["name"] for each in added].index("POD_IP") < [each["name"] for each in added].index("DATACACHE_LISTEN")

@@ -55,6 +55,14 @@
             {{- end }}
             {{- end }}
 {{- end }}
+{{- define "datacache.cluster-mounts" }}
+            {{- if and .Values.cluster .Values.cluster.enabled }}
+            - {name: cluster-key, mountPath: /etc/datacache/cluster, readOnly: true}
+            {{- if .Values.cluster.tlsSecret }}
+            - {name: cluster-tls, mountPath: /etc/datacache/cluster-tls, readOnly: true}
+            {{- end }}
+            {{- end }}
+{{- end }}
 {{- define "datacache.stores" }}
           {{- if .Values.stores.secret }}
           envFrom:
