@@ -15,17 +15,20 @@ nodes disagree about one block of some 10^14, which costs a GET.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
 from datacache.cluster.members import DRAINING, SERVING, Member
 
-_MIX_1, _MIX_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
-_30, _27, _31, _11 = (np.uint64(bits) for bits in (30, 27, 31, 11))
-_LN_2_53 = 53 * float(np.log(2.0))
+if TYPE_CHECKING:  # daemons and mounts of a node that is in no cluster start without it, in half the time
+    import numpy as np
+    from numpy.typing import NDArray
+
+_MIX_1, _MIX_2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+_LN_2_53 = 53 * math.log(2.0)
 _AT_A_TIME = 1 << 18
 """Scores that `owners` computes at a time: 2 MiB, which stay in a processor's cache."""
 
@@ -88,6 +91,10 @@ class _Group:
 
     def __init__(self, members: list[Member]) -> None:
         self.members = members
+        if not members:
+            return
+        import numpy as np
+
         self._seeds = np.array([xxh3_64_intdigest(member.id.encode()) for member in members], dtype=np.uint64)
         self._shares = 1.0 / np.array([member.weight for member in members], dtype=np.float64)
 
@@ -95,6 +102,8 @@ class _Group:
         """Return the lowest scores and whose they are, at most `count`."""
         if not self.members:
             return []
+        import numpy as np
+
         scores = self._scores(np.uint64(hashed) ^ self._seeds)
         found = []
         for _ in range(min(count, len(self.members))):  # for the few that are asked for, faster than sorting
@@ -105,6 +114,8 @@ class _Group:
 
     def owners(self, ids: Sequence[bytes]) -> list[Member]:
         """Return who has the lowest score, for each of many blocks."""
+        import numpy as np
+
         step = max(1, _AT_A_TIME // len(self.members))
         found: list[Member] = []
         for begin in range(0, len(ids), step):
@@ -115,12 +126,14 @@ class _Group:
 
     def _scores(self, mixed: NDArray[np.uint64]) -> NDArray[np.float64]:
         """Return the scores; `mixed` is used up."""
-        mixed ^= mixed >> _30
+        import numpy as np
+
+        mixed ^= mixed >> 30
         mixed *= _MIX_1
-        mixed ^= mixed >> _27
+        mixed ^= mixed >> 27
         mixed *= _MIX_2
-        mixed ^= mixed >> _31
-        mixed >>= _11
+        mixed ^= mixed >> 31
+        mixed >>= 11
         scores = mixed.astype(np.float64)
         scores += 0.5
         np.log(scores, out=scores)

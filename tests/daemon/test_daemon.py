@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -90,6 +91,7 @@ def test_a_second_daemon_of_a_home_is_refused_with_the_pid_of_the_first(settings
     assert second.returncode == 3
     assert str(pid) in second.stderr
     assert connect(settings).health()["pid"] == pid
+    assert "numpy" not in Path(f"/proc/{pid}/maps").read_text()  # half of what a start would take
 
 
 @promise("A home has one daemon, however many start one at a time or delete `<home>/run`")

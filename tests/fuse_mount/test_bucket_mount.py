@@ -82,6 +82,7 @@ def test_the_mount_is_what_the_kernel_needs(mounter: BucketMounter) -> None:
     if os.geteuid() == 0:
         major, minor = os.major(info.device), os.minor(info.device)
         assert int(Path(f"/sys/class/bdi/{major}:{minor}/read_ahead_kb").read_text()) == 4096
+    assert "numpy" not in Path(f"/proc/{info.pid}/maps").read_text()  # half of what a start would take
     socket = mounter.settings.home / "mounts" / BucketFiles("", info.mountpoint).socket_name
     assert stat.S_IMODE(socket.stat().st_mode) == 0o600
 

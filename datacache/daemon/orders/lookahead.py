@@ -18,10 +18,9 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import lmdb
-import numpy as np
-from numpy.typing import NDArray
 
 from datacache.core.errors import (
     CatalogUnavailableError,
@@ -33,7 +32,6 @@ from datacache.core.errors import (
 )
 from datacache.core.ids import BlockId
 from datacache.daemon.fetcher import Fetcher
-from datacache.daemon.orders.clairvoyant import Clairvoyant
 from datacache.daemon.orders.plan import Plan, PlanObjects, Wanted
 from datacache.daemon.orders.plan_file import PlanFile, PlanHeader, remove_if_dead
 from datacache.manifest.reader import Manifest
@@ -42,6 +40,12 @@ from datacache.tiers.containers import open_region_size
 from datacache.tiers.memory import lookahead_dir
 from datacache.tiers.tier import Tier
 from datacache.tiers.writer import TierWriter
+
+if TYPE_CHECKING:  # see `server`: it comes with the first order, or with the policy
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from datacache.daemon.orders.clairvoyant import Clairvoyant
 
 log = logging.getLogger(__name__)
 _WINDOW_BYTES = 512 * 2**20
@@ -163,6 +167,8 @@ class Lookaheads:
         self._stopping = threading.Event()
         self._clairvoyant: Clairvoyant | None = None
         if settings.eviction == "clairvoyant" and settings.ssd_bytes:
+            from datacache.daemon.orders.clairvoyant import Clairvoyant
+
             self._clairvoyant = Clairvoyant(writer, self._tier, self._stopping.is_set)
         budget_bytes = self._tier.budget_bytes
         self._room = Room(

@@ -13,15 +13,16 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, NamedTuple
 
 from datacache.core.errors import DatacacheError, UsageError
 from datacache.core.ids import BlockId, ObjectRef, block_count, block_length, object_id
 from datacache.daemon.orders.plan_file import PlanFile, PlanHeader
 from datacache.manifest.reader import Manifest
+
+if TYPE_CHECKING:  # see `server`: it comes with the first order
+    import numpy as np
+    from numpy.typing import NDArray
 
 log = logging.getLogger(__name__)
 _UNKNOWN = 2**64 - 1
@@ -46,6 +47,8 @@ class PlanObjects:
 
     def __init__(self, manifest: Manifest | None, refs: Sequence[ObjectRef]) -> None:
         """Either a snapshot's manifest, or the objects themselves."""
+        import numpy as np
+
         self._manifest, self._refs = manifest, refs
         self.rows = len(refs) if manifest is None else manifest.rows
         self._sizes = array("Q", bytes(8)) * self.rows
@@ -76,6 +79,8 @@ class PlanObjects:
 
     def ids(self) -> NDArray[np.uint64]:
         """Return the first eight bytes of all ids, by row. Only when `complete`."""
+        import numpy as np
+
         return np.frombuffer(self._ids, "<u8")[::2].copy()
 
     def learn_all(self, over: Callable[[], bool]) -> None:
