@@ -24,6 +24,7 @@ from tests.servers import RcloneS3
 
 LARGE = 300_000
 """More than goes into the journal."""
+SIZES = (5, LARGE)
 
 _numbers = itertools.count()
 
@@ -87,27 +88,29 @@ def end(mount: BucketMount, proxy: FaultProxy) -> dict[str, bytes]:
 
 
 @promise("A deletion stays one where the store forgot whose object it is, or a new file of the name is never closed")
-@pytest.mark.parametrize("size", [5, LARGE])
-@pytest.mark.parametrize("how", ["unlink", "rename"])
-def test_a_deletion_survives_a_new_file_of_the_name_that_was_cut_off(
-    mount: BucketMount, proxy: FaultProxy, how: str, size: int
-) -> None:
-    path, other = mount.mountpoint / "file", mount.mountpoint / "other"
-    path.write_bytes(b"o" * size)
+def test_a_deletion_survives_a_new_file_of_the_name_that_was_cut_off(mount: BucketMount, proxy: FaultProxy) -> None:
+    cases = list(itertools.product(("unlink", "rename"), SIZES))
+    for how, size in cases:
+        (mount.mountpoint / f"{how}-{size}").write_bytes(b"o" * size)
     mount.flush()
     stop_uploads(proxy)
-    if how == "unlink":
-        path.unlink()
-    else:
-        path.rename(other)
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT)
-    os.write(handle, b"n" * size)
+    handles = []
+    for how, size in cases:
+        path = mount.mountpoint / f"{how}-{size}"
+        if how == "unlink":
+            path.unlink()
+        else:
+            path.rename(mount.mountpoint / f"other-{size}")
+        handles.append(os.open(path, os.O_WRONLY | os.O_CREAT))
+        os.write(handles[-1], b"n" * size)
     sync_folder(mount.mountpoint)
     die(mount)
-    lose(handle)
+    for handle in handles:
+        lose(handle)
     found = end(mount, proxy)
-    assert found.get("file", b"")[:1] != b"o"
-    assert found.get("other") == (None if how == "unlink" else b"o" * size)
+    assert {f"{how}-{size}" for how, size in cases if found.get(f"{how}-{size}", b"")[:1] == b"o"} == set()
+    others = {name: data for name, data in found.items() if name.startswith("other")}
+    assert others == {f"other-{size}": b"o" * size for size in SIZES}
 
 
 @promise("The next server of the same boot knows what the former one knew, also while the store is away")
@@ -128,72 +131,76 @@ def test_what_a_flush_has_uploaded_is_known_to_the_next_server_in_an_outage(
 
 
 @promise("`O_TRUNC` begins a new version")
-@pytest.mark.parametrize("size", [5, LARGE])
-@pytest.mark.parametrize("uploaded", [False, True])
 def test_a_truncated_file_is_as_it_was_until_the_new_bytes_are_acknowledged(
-    mount: BucketMount, proxy: FaultProxy, size: int, uploaded: bool
+    mount: BucketMount, proxy: FaultProxy
 ) -> None:
-    path = mount.mountpoint / "file"
-    path.write_bytes(b"o" * size)
-    if uploaded:
-        mount.flush()
-    stop_uploads(proxy)
-    handle = os.open(path, os.O_WRONLY | os.O_TRUNC)
-    os.write(handle, b"n" * (size + 1))
+    cases = {mount.mountpoint / f"{uploaded}-{size}": size for uploaded in (True, False) for size in SIZES}
+    for path, size in cases.items():
+        if path.name == f"False-{SIZES[0]}":  # what comes before it is uploaded
+            mount.flush()
+            stop_uploads(proxy)
+        path.write_bytes(b"o" * size)
+    handles = [os.open(path, os.O_WRONLY | os.O_TRUNC) for path in cases]
+    for handle, size in zip(handles, cases.values(), strict=True):
+        os.write(handle, b"n" * (size + 1))
     sync_folder(mount.mountpoint)
     die(mount)
-    lose(handle)
-    assert path.read_bytes() == b"o" * size
-    assert end(mount, proxy) == {"file": b"o" * size}
+    for handle in handles:
+        lose(handle)
+    for path, size in cases.items():
+        assert path.read_bytes() == b"o" * size
+    assert end(mount, proxy) == {path.name: b"o" * size for path, size in cases.items()}
 
 
-@pytest.mark.parametrize("size", [5, LARGE])
 @pytest.mark.parametrize("killed", [False, True])
 def test_a_file_that_is_truncated_by_opening_it_to_read_is_empty_when_it_is_closed(
-    mount: BucketMount, proxy: FaultProxy, size: int, killed: bool
+    mount: BucketMount, proxy: FaultProxy, killed: bool
 ) -> None:
-    path = mount.mountpoint / "file"
-    path.write_bytes(b"x" * size)
+    paths = {size: mount.mountpoint / str(size) for size in SIZES}
+    for size, path in paths.items():
+        path.write_bytes(b"x" * size)
     mount.flush()
-    os.close(os.open(path, os.O_RDONLY | os.O_TRUNC))
+    for path in paths.values():
+        os.close(os.open(path, os.O_RDONLY | os.O_TRUNC))
     if killed:
         die(mount)
-    assert path.read_bytes() == b""
-    assert end(mount, proxy) == {"file": b""}
+    assert [path.read_bytes() for path in paths.values()] == [b"", b""]
+    assert end(mount, proxy) == dict.fromkeys(map(str, SIZES), b"")
 
 
-@pytest.mark.parametrize("size", [5, LARGE])
-@pytest.mark.parametrize("how", ["chmod", "utime"])
-def test_attributes_and_bytes_of_an_open_file_change_after_its_upload(
-    mount: BucketMount, proxy: FaultProxy, size: int, how: str
-) -> None:
-    path = mount.mountpoint / "file"
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT)
-    os.write(handle, b"x" * size)
-    os.fsync(handle)
+def test_attributes_and_bytes_of_an_open_file_change_after_its_upload(mount: BucketMount, proxy: FaultProxy) -> None:
+    cases = list(itertools.product(("chmod", "utime"), SIZES))
+    paths = [mount.mountpoint / f"{how}-{size}" for how, size in cases]
+    handles = [os.open(path, os.O_WRONLY | os.O_CREAT) for path in paths]
+    for handle, (_, size) in zip(handles, cases, strict=True):
+        os.write(handle, b"x" * size)
+        os.fsync(handle)
     mount.flush()
-    if how == "chmod":
-        os.fchmod(handle, 0o600)
-    else:
-        os.utime(path, ns=(0, 10**18))
-    os.pwrite(handle, b"y", size)
-    os.close(handle)
-    assert path.read_bytes() == b"x" * size + b"y"
-    assert end(mount, proxy) == {"file": b"x" * size + b"y"}
+    for path, handle, (how, size) in zip(paths, handles, cases, strict=True):
+        if how == "chmod":
+            os.fchmod(handle, 0o600)
+        else:
+            os.utime(path, ns=(0, 10**18))
+        os.pwrite(handle, b"y", size)
+        os.close(handle)
+    expected = {path.name: b"x" * size + b"y" for path, (_, size) in zip(paths, cases, strict=True)}
+    assert {path.name: path.read_bytes() for path in paths} == expected
+    assert end(mount, proxy) == expected
 
 
 @promise("`close`, `fsync` and `fdatasync` make all that was written durable, with attributes")
-@pytest.mark.parametrize("size", [5, LARGE])
-def test_what_was_synced_survives_and_is_continued(mount: BucketMount, proxy: FaultProxy, size: int) -> None:
-    path = mount.mountpoint / "log"
+def test_what_was_synced_survives_and_is_continued(mount: BucketMount, proxy: FaultProxy) -> None:
     stop_uploads(proxy)
     for mark in (b"1", b"2"):
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        os.write(handle, mark * size)
-        os.fsync(handle)
+        handles = {}
+        for size in SIZES:
+            handles[size] = os.open(mount.mountpoint / str(size), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            os.write(handles[size], mark * size)
+            os.fsync(handles[size])
         die(mount)
-        lose(handle)
-    assert end(mount, proxy) == {"log": b"1" * size + b"2" * size}
+        for handle in handles.values():
+            lose(handle)
+    assert end(mount, proxy) == {str(size): b"1" * size + b"2" * size for size in SIZES}
 
 
 @promise("`rename`, `unlink`, `mkdir`, `rmdir`, `symlink` and `truncate` of a path are durable without `fsync`")
