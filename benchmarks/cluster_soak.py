@@ -3,7 +3,7 @@ and MongoDB fail in turns, by chance. Every byte is compared with the source, an
 
 Each node is a network namespace (`tests/netns.py`) with readers of the Python API. `--seed` repeats the order of
 faults. Two in a hundred pieces that nodes send each other are reset or late. The first node is never killed: what it
-holds is looked at six times, and must not grow.
+holds is looked at `--looks` times, and must not grow.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ DATASET = "soak"
 ROOM = {"ram_bytes": "16MiB", "ssd_bytes": "32MiB"}
 _TROUBLED = 0.02
 _LATE_S = 0.2
-_LOOKS = 6
 _GROWTH_MIB, _GROWTH_DESCRIPTORS = 64, 128
 """More than this from the first look to the last is a leak: buffers and connections come and go."""
 
@@ -113,7 +112,14 @@ class FaultsByChance:
 
 def main() -> None:
     with benchmark(
-        __doc__, minutes=(30.0, 0.1), files=(1500, 1200), large=(4, 2), threads=2, seed=secrets.randbelow(10**6)
+        __doc__,
+        minutes=(30.0, 0.05),
+        looks=(6, 2),
+        files=(1500, 1200),
+        large=(4, 2),
+        threads=(2, 1),
+        pause=(0.0, 0.03),
+        seed=secrets.randbelow(10**6),
     ) as (args, work):
         try:
             network = work.stack.enter_context(Network(3))
@@ -147,7 +153,7 @@ def _soak(work: Workspace, network: Network, args: Any) -> None:
     homes[0].snapshot(DATASET, f"s3://{DATASET}")
     readers = [
         stack.enter_context(
-            Readers(home, DATASET, ["api"], threads=args.threads, pause_s=0, seed=number, compared=bucket)
+            Readers(home, DATASET, ["api"], threads=args.threads, pause_s=args.pause, seed=number, compared=bucket)
         )
         for number, home in enumerate(homes)
     ]
@@ -155,11 +161,11 @@ def _soak(work: Workspace, network: Network, args: Any) -> None:
     for one in readers:
         one.begin()
     begun = time.monotonic()
-    while len(held) < _LOOKS:
+    while len(held) < args.looks:
         faults.make()
         for one in readers:
             one.expect_alive()
-        if time.monotonic() >= begun + (len(held) + 1) / _LOOKS * 60 * args.minutes:
+        if time.monotonic() >= begun + (len(held) + 1) / args.looks * 60 * args.minutes:
             held.append(_held(homes[0], (time.monotonic() - begun) / 60, faults.made.total()))
             print(held[-1], flush=True)
     reads = [one.end() for one in readers]

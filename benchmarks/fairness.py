@@ -40,7 +40,7 @@ PROCESSES = 4
 
 def main() -> None:
     with benchmark(
-        __doc__, readers=(200, 8), small_files=(600, 200), greedy_files=(250, 40), settle=(60.0, 1.0), no_room=False
+        __doc__, readers=(200, 8), small_files=(600, 80), greedy_files=(250, 40), settle=(60.0, 1.0), no_room=False
     ) as (
         args,
         work,
