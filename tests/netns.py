@@ -293,17 +293,19 @@ def one_home_a_node(
     *,
     cluster: str = "",
     processes: Sequence[int] = (),
+    zones: Sequence[str] = (),
     **settings: object,
 ) -> Iterator[list[NodeHome]]:
     """Make a home with these settings on every node, and start the daemons: one cluster, if it is given a name; of so
-    many `processes` each."""
+    many `processes` each, in these `zones`."""
     homes: list[NodeHome] = []
     try:
-        for node, count in zip_longest(network.nodes, processes, fillvalue=1):
+        for node, count, zone in zip_longest(network.nodes, processes, zones):
             path = folder / node.name
             path.mkdir()
             own = {"cluster": cluster, "node": node.name, "listen": f"{node.address}:{CLUSTER_PORT}"} if cluster else {}
-            homes.append(NodeHome(node, path, env, settings | own | {"processes": count}))
+            own |= {"zone": zone} if zone else {}
+            homes.append(NodeHome(node, path, env, settings | own | {"processes": count or 1}))
             homes[-1].start_daemon()
         yield homes
     finally:

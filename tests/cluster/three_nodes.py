@@ -118,7 +118,7 @@ def a_cluster(
     **settings: object,
 ) -> Iterator[Cluster]:
     """Start all that it takes, a node for each number of `processes`; with `trouble`, nodes reach each other through
-    relays. `zones` are those of listed nodes. `proxy_of` makes the proxy before the store."""
+    relays. `zones` are theirs. `proxy_of` makes the proxy before the store."""
     mongod, relays = None, None
     with ExitStack() as stack:
         network = stack.enter_context(Network(len(processes)))
@@ -128,13 +128,13 @@ def a_cluster(
             members = [f"{node.name}={node.address}:{CLUSTER_PORT}" for node in network.nodes]
             members = [f"{member}/{zone}" for member, zone in zip(members, zones, strict=True)] if zones else members
             catalog = f"sqlite:///{folder / 'catalog.db'}"
-            settings = {"cluster_members": ",".join(members), "catalog": catalog} | settings
+            settings, zones = {"cluster_members": ",".join(members), "catalog": catalog} | settings, ()
         else:
             mongod = stack.enter_context(Mongod(folder / "mongod", replica_set=True, host=network.address))
             settings = settings | {"catalog": mongod.database_url()}
         env = store.env() | {"AWS_ENDPOINT_URL": proxy.url}
         homes = stack.enter_context(
-            one_home_a_node(network, folder, env, cluster="lab", processes=processes, **ROOM, **settings)
+            one_home_a_node(network, folder, env, cluster="lab", processes=processes, zones=zones, **ROOM, **settings)
         )
         if trouble is not None:
             relays = stack.enter_context(relays_between(network, trouble=trouble))
