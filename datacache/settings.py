@@ -108,7 +108,7 @@ class Settings:
     replica: str = "require"
     """Fate of a write with `ack=replicated` while there is no second node: it waits and fails (`require`), or
     is acknowledged by this node alone (`prefer`)."""
-    replica_lease_s: float = 30.0
+    replica_lease_s: float = 60.0
     """How long after a node's last sign of life another one uploads what is pending there."""
     uploads: int = 8
     """Objects a read-write mount uploads at a time."""

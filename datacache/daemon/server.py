@@ -110,7 +110,7 @@ class Daemon:
         others = OtherParts(settings.home, writer.part)
         self._replicas = None
         if peers is not None and not self._part.number and not settings.catalog.startswith("sqlite:"):
-            self._replicas = Replicas(settings, catalog, peers.me.node, child_environment(settings, environments))
+            self._replicas = Replicas(settings, peers.me.node, child_environment(settings, environments))
         self.nodes = NodeRequests(peers, self.fetcher, others, self._replicas) if peers is not None else None
         """The answers to other nodes of the cluster; None in no cluster."""
         lru_bytes = writer.tiers[-1].budget_bytes if settings.eviction == "lru" else None

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from datacache.core import ipc
 from datacache.core.breaker import pause_s
-from datacache.core.errors import DatacacheError, MountError
+from datacache.core.errors import DatacacheError, MountError, StagingError
 from datacache.settings import load_settings
 from datacache.writeback.kept import KeptLog
 from fuse_mount.bucket.areas import left_of, note_left
@@ -328,7 +328,12 @@ class BucketServer:
             self._left = left_of(self._live.status())
             note_left(Path(self._info.staging), self._left)
         finally:
-            self._live.close()
+            try:
+                self._live.close()
+            except StagingError as exc:
+                if self._is_ours():
+                    raise
+                _log.error("%s %s", exc, exc.hint)  # what is not durable was not acknowledged, and nobody comes for it
             self._finished.set()
 
     def _is_ours(self) -> bool:

@@ -7,8 +7,8 @@ was acknowledged, '' for none: it alone may take the lease over once it has ende
 then on the area is its, for ever; `done` says that it has uploaded all of it. Each change replaces the document that
 was read, so of two nodes one is refused.
 
-The owner stops a quarter of the lease's time before others may take it: a request to the store that is under way has
-this long to end. Any thread.
+The owner stops as long before others may take it as one request to the store may take: what is under way ends before.
+Any thread.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ from datacache.core.errors import DatacacheError, StagingError
 
 log = logging.getLogger(__name__)
 LEASES = "replica-lease"
-_EARLIER = 0.75
 _RENEWALS = 4
-"""In the time of a lease."""
-_HINT = "Unmount here and mount again, which begins with an empty staging area."
+"""In the time that a renewal is good for."""
+_AGAIN_S = 1.0
+"""After a renewal that failed."""
+_HINT = "Unmount here (dsctl umount --no-wait) and mount again, which begins with an empty staging area."
 
 
 class LeaseState(NamedTuple):
@@ -90,13 +91,15 @@ def forget_taken(catalog: Catalog, area_id: str) -> None:
 class AreaLease:
     """The lease of an area that this node works in. `close` ends the thread that renews it."""
 
-    def __init__(self, catalog: Catalog, area_id: str, node: str, lease_s: float) -> None:
-        """Take the lease, or take note of who has it: see `taken_by`. The catalog's errors."""
+    def __init__(self, catalog: Catalog, area_id: str, node: str, lease_s: float, *, request_s: float) -> None:
+        """Take the lease, or take note of who has it: see `taken_by`. A request to the store may take `request_s`. The
+        catalog's errors."""
         self._catalog, self._area_id, self._node, self._lease_s = catalog, area_id, node, lease_s
+        self._good_s = lease_s - request_s
         self._lock = threading.Lock()  # held while the document is changed
         self._text: str | None = None
         self._state = LeaseState(node, "", 0.0)
-        self._valid_until = 0.0  # by `time.monotonic`
+        self._valid_until = 0.0  # by `_now_s`
         self.taken_by = ""
         """The node that has the area now; '' while it is this one's."""
         self._ended = threading.Event()
@@ -123,7 +126,7 @@ class AreaLease:
         """Raise `StagingError` if this node may not acknowledge or upload anything now."""
         if self.taken_by:
             raise StagingError(f"the node {self.taken_by} has taken over what was pending here", hint=_HINT)
-        if time.monotonic() > self._valid_until:
+        if _now_s() > self._valid_until:
             raise StagingError(
                 "the lease on this staging area could not be renewed in the catalog, and another node may upload now",
                 hint="It goes on when the catalog answers, unless that node was quicker. See dsctl doctor.",
@@ -142,10 +145,13 @@ class AreaLease:
         self._catalog.close()
 
     def _keep(self) -> None:
-        while not self._ended.wait(self._lease_s / _RENEWALS):
+        pause_s = renew_every_s = self._good_s / _RENEWALS
+        while not self._ended.wait(pause_s):
             try:
                 self._renew()
+                pause_s = renew_every_s
             except DatacacheError as exc:
+                pause_s = min(renew_every_s, _AGAIN_S)
                 log.warning("the lease on a staging area is not renewed: %s", exc)
             if self.taken_by:
                 log.error("the node %s has taken over what was pending here. %s", self.taken_by, _HINT)
@@ -154,7 +160,7 @@ class AreaLease:
     def _renew(self, replica: str | None = None) -> None:
         with self._lock:
             while not self.taken_by:
-                began = time.monotonic()
+                began = _now_s()
                 until_s = self._catalog.now_s() + self._lease_s
                 text, state = read_lease(self._catalog, self._area_id)
                 if state is not None and state.taken:
@@ -164,5 +170,10 @@ class AreaLease:
                 new = LeaseState(self._node, kept if replica is None else replica, until_s)
                 if self._catalog.set_document(LEASES, self._area_id, new.encode(), old=text):
                     self._text, self._state = new.encode(), new
-                    self._valid_until = began + _EARLIER * self._lease_s
+                    self._valid_until = began + self._good_s
                     return
+
+
+def _now_s() -> float:
+    """Return the time by a clock that nobody sets, and that goes on while the machine sleeps."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -34,6 +34,12 @@ def open_replication(
             "which node may upload is settled in the catalog, and this node's is an SQLite file",
             hint="For ack=replicated set DATACACHE_CATALOG to mongodb://…, the same on all nodes: docs/CLUSTER.md",
         )
+    if settings.replica_lease_s < 2 * settings.store_timeout_s:
+        raise UsageError(
+            "a lease on a staging area must last for two requests to the store, and "
+            f"{settings.replica_lease_s:g} s are less than two of {settings.store_timeout_s:g} s",
+            hint="Raise DATACACHE_REPLICA_LEASE_S, or lower DATACACHE_STORE_TIMEOUT_S, on all nodes.",
+        )
     members = open_members(settings, holder="")
     if members is None and required:
         raise UsageError(
@@ -42,7 +48,7 @@ def open_replication(
         )
     node = settings.node or socket.gethostname()
     catalog = open_catalog_url(settings.catalog)
-    lease = AreaLease(catalog, area.id, node, settings.replica_lease_s)
+    lease = AreaLease(catalog, area.id, node, settings.replica_lease_s, request_s=settings.store_timeout_s)
     if lease.taken_by:
         if in_use:
             lease.check()

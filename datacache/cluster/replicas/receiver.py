@@ -3,9 +3,10 @@
     <staging root>/replicas/<area's id>/     a staging root of its own, with one area: the other node's, same id
 
 The first part of a node's daemon has one `Replicas`. Other nodes' frames come in the threads of their connections, one
-at a time for each area. One thread looks at the leases. Where one has ended that names this node, it takes the lease,
-and starts a process (`datacache.api.takeover`) that opens the replica as a mount would and uploads all of it: objects
-say which area and version they came from, so what the other node had uploaded is recognised, and not sent again.
+at a time for each area. One thread looks at the leases. Where one has ended that names this node, and several looks
+have found it so (after an outage of the catalog the other node may just be about to renew it), it takes the lease, and
+starts a process (`datacache.api.takeover`) that opens the replica as a mount would and uploads all of it: objects say
+which area and version they came from, so what the other node had uploaded is recognised, and not sent again.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from datacache.catalog.base import Catalog
+from datacache.catalog.open import open_catalog_url
 from datacache.cluster.replicas.lease import end_taken, read_lease, take_over
 from datacache.core.disk import write_all
 from datacache.core.errors import DatacacheError, StagingError, UsageError
@@ -36,7 +37,7 @@ from datacache.writeback.staging.files import StagedFiles
 
 log = logging.getLogger(__name__)
 _LOOKS = 8
-"""In the time of a lease."""
+"""In the time of a lease. As many in a row must have found the same lease before it is taken."""
 _SILENT_S = 60.0
 """A replica that its lease does not name goes when its node has said nothing for so long."""
 _AGAIN_S = 5.0
@@ -127,15 +128,18 @@ class _Replica:
 class Replicas:
     """See the module."""
 
-    def __init__(self, settings: Settings, catalog: Catalog, node: str, environment: Mapping[str, str]) -> None:
+    def __init__(self, settings: Settings, node: str, environment: Mapping[str, str]) -> None:
         """`environment` is of processes that upload."""
-        self._settings, self._catalog, self._node, self._environment = settings, catalog, node, environment
+        self._settings, self._node, self._environment = settings, node, environment
+        # Without the daemon's cache: a lease as it was says nothing.
+        self._catalog = open_catalog_url(settings.catalog)
         self._root = settings.staging_root / "replicas"
         self._guard = threading.Lock()  # guards _locks
         self._locks: dict[str, threading.RLock] = {}
         self._open: dict[str, _Replica] = {}  # the lock of each guards its entry
         self._uploading: dict[str, subprocess.Popen[bytes]] = {}  # the thread's own
         self._again_at: dict[str, float] = {}
+        self._seen: dict[str, tuple[str | None, int]] = {}  # a lease's text, and how many looks in a row have found it
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="replicas", daemon=True)
 
@@ -155,6 +159,7 @@ class Replicas:
                 process.wait(_STOP_S)
         for area_id in list(self._open):
             self._close(area_id)
+        self._catalog.close()
 
     def call(self, body: memoryview) -> bytes:
         """Do what another node asks for one of its areas."""
@@ -210,19 +215,23 @@ class Replicas:
                 log.exception("replicas of other nodes cannot be looked after now")
 
     def _look(self, area_id: str) -> None:
-        _, state = read_lease(self._catalog, area_id)
+        text, state = read_lease(self._catalog, area_id)
+        last, alike = self._seen.get(area_id, (None, 0))
+        alike = alike + 1 if text == last else 1
+        self._seen[area_id] = text, alike
         with self._lock_of(area_id):
             replica = self._open.get(area_id)
             if state is None or state.done or (state.taken and state.taken != self._node):
                 self._drop(area_id)  # all of it is uploaded, or another node's affair
             elif self._node in (state.taken, state.replica):
-                if take_over(self._catalog, area_id, self._node):
+                if (state.taken or alike >= _LOOKS) and take_over(self._catalog, area_id, self._node):
                     self._close(area_id)
                     self._upload(area_id, state.node)
             elif replica is None or time.monotonic() - replica.heard_at > _SILENT_S:
                 self._drop(area_id)  # another node has more
 
     def _drop(self, area_id: str) -> None:
+        self._seen.pop(area_id, None)
         self._close(area_id)
         shutil.rmtree(self._root / area_id, ignore_errors=True)
 

@@ -184,8 +184,9 @@ class ReplicaSender:
     def status(self) -> Replicated:
         """See `engine.Replication`."""
         with self._changed:
-            named = self._lease.replica
-            return Replicated(named, self._alone or ("" if self._followed else self._why))
+            if self._lease.taken_by:
+                return Replicated("", "")  # which is why uploading has stopped
+            return Replicated(self._lease.replica, self._alone or ("" if self._followed else self._why))
 
     def close(self, *, done: bool) -> None:
         """See `engine.Replication`."""
@@ -231,29 +232,28 @@ class ReplicaSender:
     def _find(self) -> SecondNode | None:
         """Return a node that has all that is pending and is named in the lease. None where there is none, and the
         lease says that."""
-        area, why = self._engine.area, "the cluster has no other node that serves"
+        area, refusals = self._engine.area, list[str]()
         for member in self._candidates.ranked(area.id, self._lease.replica):
-            try:
-                link = SecondNode(self._candidates.connect(member), member.id, area.id)
-            except (OSError, DatacacheError) as exc:
-                why = f"the node {member.id} does not answer: {exc}"
-                continue
-            try:
-                link.begin(area.bucket_url, self._endpoint, self._node)
-                ticket = self._bring(link, whole=True)
-                self._lease.name(member.id)
-            except (OSError, DatacacheError) as exc:
-                link.connection.close()
-                why = f"the node {member.id} does not take it: {exc}"
-                continue
-            except BaseException:
-                link.connection.close()
-                raise
+            with contextlib.ExitStack() as failed:
+                try:
+                    connection = failed.enter_context(contextlib.closing(self._candidates.connect(member)))
+                    link = SecondNode(connection, member.id, area.id)
+                    link.begin(area.bucket_url, self._endpoint, self._node)
+                    self._bring(link, whole=True)
+                    with self._changed:
+                        self._alone = ""  # what is acknowledged from now on is there before that node may take over
+                    ticket = self._bring(link, whole=False)
+                    self._lease.name(member.id)
+                except (OSError, DatacacheError) as exc:
+                    refusals.append(f"the node {member.id} does not take it: {exc}")
+                    continue
+                failed.pop_all()
             log.info("what is written to %s is on the node %s as well", area.bucket_url, member.id)
             self._told, self._followed = "", member.id
             self._set_sent(ticket)
             return link
         self._lease.name("")
+        why = "; ".join(refusals) or "the cluster has no other node that serves"
         self._note(why)
         with self._changed:
             self._alone = why

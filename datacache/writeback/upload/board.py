@@ -350,8 +350,9 @@ class UploadBoard:
         with self.lock:
             if error is not None and self.halted is None:
                 _log.error("uploads stop: %s", error)
-            if (error is None) != (self.halted is None):
-                self.halted = error
+            changed = (error is None) != (self.halted is None)
+            self.halted = error
+            if changed:
                 self.ended.notify_all()
                 self._work.notify_all()
 
