@@ -47,7 +47,8 @@ tests() {
 # Four at a time, as tests wait for servers and processes more than they compute; then those that want to be alone, which
 # go by a second's silence of a process: by now all that it imports is compiled.
 tests -n 4 --dist worksteal -m "${fast}not alone" "$@"
-tests -m "${fast}alone" "$@"
+mapfile -t alone < <(grep -rl --include='test_*.py' 'mark\.alone' tests)  # importing all the others takes longer
+tests -m "${fast}alone" "${@:-${alone[@]}}"
 for test in "${late[@]}"; do
   echo "failed once, and passed when nothing ran beside it: $test"
 done

@@ -238,11 +238,20 @@ class NodeHome(Home):
 
     def start_daemon(self) -> None:
         """Start the daemon, and wait until it answers."""
+        self.launch_daemon()
+        self.await_daemon()
+
+    def launch_daemon(self) -> None:
+        """Start the daemon."""
         self.daemon = self.node.start(
             *(sys.executable, "-m", "datacache.daemon", "--wait"),  # what a killed one had started may be ending still
             env=self.env,
             log=self.path / "daemon-output.log",
         )
+
+    def await_daemon(self) -> None:
+        """Wait until the daemon answers."""
+        assert self.daemon is not None
         client, deadline = DaemonClient(load_settings(self.env)), time.monotonic() + START_TIMEOUT_S
         while not client.alive():
             if self.daemon.poll() is not None or time.monotonic() > deadline:
@@ -306,7 +315,9 @@ def one_home_a_node(
             own = {"cluster": cluster, "node": node.name, "listen": f"{node.address}:{CLUSTER_PORT}"} if cluster else {}
             own |= {"zone": zone} if zone else {}
             homes.append(NodeHome(node, path, env, settings | own | {"processes": count or 1}))
-            homes[-1].start_daemon()
+            homes[-1].launch_daemon()
+        for home in homes:
+            home.await_daemon()
         yield homes
     finally:
         for home in homes:

@@ -49,6 +49,7 @@ def loader(app: App, /, *, dataset: str, workers: str | None, seconds: float, ba
     dsctl bench loader mask@v1 --size 224x224
     dsctl bench loader ./mask-shards --decode bytes --packed
     """
+    counts, how["size"] = _counts(workers), _size(how["size"])
     try:
         import torch as _torch  # noqa: F401 - asked for before anything is opened
     except ModuleNotFoundError as exc:
@@ -56,7 +57,6 @@ def loader(app: App, /, *, dataset: str, workers: str | None, seconds: float, ba
         raise UsageError(text, hint="pip install 'dsctl[torch]'") from exc
     from datacache.torch import ShardDataset, SnapshotDataset
 
-    counts, how["size"] = _counts(workers), _size(how["size"])
     how["target"] = None if how["target"] == "none" else how["target"]
     with app.out.progress(f"opening {dataset}") as bar:
         is_snapshot = isinstance(api.open_samples(dataset, app.settings), api.Snapshot)

@@ -1,6 +1,6 @@
 """A read-write mount outlives its processes: whoever is killed, programs wait, and their open files go on.
 
-`DATACACHE_TEST_KILLS` (how many kills the long test has, 8) asks for more.
+`DATACACHE_TEST_KILLS` (how many kills the long test has, 4) asks for more.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tests.fuse_mount.mount_processes import BucketMounter, kill, mount_is_dead,
 from tests.promises import promise
 
 T = TypeVar("T")
-KILLS = int(os.environ.get("DATACACHE_TEST_KILLS") or 8)
+KILLS = int(os.environ.get("DATACACHE_TEST_KILLS") or 4)
 
 pytestmark = needs_resend
 

@@ -131,19 +131,19 @@ def test_which_etags_may_be_md5s() -> None:
 
 @promise("Bits that flip between store and node reach no reader and no cache")
 @pytest.mark.parametrize("algorithm", [*ALGORITHMS, ""])
-def test_of_a_thousand_reads_with_flipped_bits_none_gives_a_wrong_byte(
+def test_of_hundreds_of_reads_with_flipped_bits_none_gives_a_wrong_byte(
     place_of: Callable[..., Place], algorithm: str
 ) -> None:
     """Without checksums the ETag is an MD5, which is checked, too."""
     place = place_of(algorithm)
     refs = place.refs()
-    place.server.always(Fault(flip_one_in=20))
+    place.server.always(Fault(flip_one_in=10))
     with ThreadPoolExecutor(4) as threads:
-        names = [f"{n % 20:03d}" for n in range(1000)]
+        names = [f"{n % 20:03d}" for n in range(300)]
         found = [*threads.map(lambda name: read_or_none(place, refs[name]), names)]
     assert [name for name, data in zip(names, found, strict=True) if data not in (place.data[name], None)] == []
-    assert found.count(None) <= 5  # four answers of one read are flipped once in 160,000 reads
-    assert place.server.flipped >= 50
+    assert found.count(None) <= 2  # four answers of one read are flipped once in 10,000 reads
+    assert place.server.flipped >= 20
 
 
 def read_or_none(place: Place, ref: ObjectRef) -> bytes | None:

@@ -133,6 +133,8 @@ class TestCeph(_S3):
 
 @pytest.mark.ceph
 class TestCephWithVersions(_S3):
+    page_test_keys = 1100
+
     @pytest.fixture
     def store(self, ceph_rgw: CephRgw, open_s3: Callable[..., ObjectStore]) -> ObjectStore:
         return open_s3(ceph_rgw, versioning=True)
