@@ -29,8 +29,9 @@ pytestmark = pytest.mark.alone
 """As in `test_nodes`: who gets no processor for a second is passed over."""
 
 ROUNDS = int(os.environ.get("DATACACHE_TEST_KILLS") or 1)
-LARGE_BYTES = 600_000
-"""Too large for the journal."""
+LEASE_S = 7.0
+LARGE_BYTES = 3_000_000
+"""Too large for the journal, and for one frame."""
 
 
 class CountingProxy(FaultProxy):
@@ -51,7 +52,7 @@ class CountingProxy(FaultProxy):
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     folder = tmp_path_factory.mktemp("replicas")
-    more = {"replica_lease_s": 8, "store_timeout_s": 3, "staging_wait_s": 20, "catalog": "mongodb"}
+    more = {"replica_lease_s": LEASE_S, "store_timeout_s": 2, "staging_wait_s": 20, "catalog": "mongodb"}
     more["cluster_tls"] = Ca(folder / "ca").issue(folder / "tls")
     with a_cluster(folder, proxy_of=CountingProxy, processes=(1, 2, 1), zones=("a", "a", "b"), **more) as made:
         made.until_all_serve()
@@ -139,15 +140,39 @@ def write_until_killed(mounted: Mounted, seed: int, some: threading.Event) -> No
                 some.set()
 
 
+def lose_second_node(mounted: Mounted) -> NodeHome:
+    """Kill the second node while nothing is uploaded, and see another one take its place; return the one killed."""
+    mounted.cluster.proxy.refuse()
+    mounted.write("small", b"1")
+    mounted.write("large", random.Random(1).randbytes(LARGE_BYTES))
+    lost = mounted.cluster.homes[2]
+    lost.end_daemon(signal.SIGKILL)
+    mounted.write("more", b"2")
+    assert mounted.replica() == "n2"
+    with open(mounted.folder / "large", "r+b") as file:  # in place, of what only this node has seen from the beginning
+        file.seek(70_000)
+        file.write(b"changed")
+        file.truncate(500_000)
+        os.fsync(file.fileno())
+    large = mounted.files["large"]
+    assert large is not None
+    mounted.files["large"] = large[:70_000] + b"changed" + large[70_007:500_000]
+    mounted.cluster.proxy.accept()
+    return lost
+
+
 @promise("What a mount with `--ack replicated` has acknowledged outlives its node and the node's disk")
-def test_a_node_and_its_disk_are_lost_while_files_are_written(cluster: Cluster) -> None:
+@promise("Where the second node is lost, another one has all that is pending before anything more is acknowledged")
+def test_nodes_and_a_disk_are_lost_while_files_are_written(cluster: Cluster) -> None:
     proxy = cluster.proxy
     for turn in range(ROUNDS):
         bucket = f"lost-{turn}"
         cluster.store.make_bucket(bucket)
-        home = cluster.homes[0]
-        mounted = Mounted(cluster, home, bucket)
-        until(lambda mounted=mounted: mounted.replica() == "n3")
+        lost = [cluster.homes[0]]
+        mounted = Mounted(cluster, lost[0], bucket)
+        until(lambda mounted=mounted: mounted.replica() == "n3")  # of another zone
+        if turn == 0:
+            lost.append(lose_second_node(mounted))
         some = [threading.Event() for _ in range(2)]
         writers = [
             threading.Thread(target=write_until_killed, args=(mounted, seed, event)) for seed, event in enumerate(some)
@@ -167,10 +192,11 @@ def test_a_node_and_its_disk_are_lost_while_files_are_written(cluster: Cluster) 
         proxy.accept()
         assert mounted.files["away"] if turn % 2 == 0 else mounted.files
         until(mounted.is_in_bucket)
+        for home in lost:
+            home.start_daemon()
+        cluster.until_all_serve()
         until(lambda: not replicas_of(cluster))
         assert twice(cluster, bucket) == []
-        home.start_daemon()
-        cluster.until_all_serve()
 
 
 def cut(home: NodeHome) -> Callable[[], object]:
@@ -222,10 +248,9 @@ def test_a_node_that_was_away_for_longer_than_its_lease_uploads_nothing_any_more
     os.kill(again.info().pid, signal.SIGKILL)  # the next server brings all of it anew
     again.write("third", b"5")
     assert again.replica()
-    home.dsctl("flush", again.folder)
+    home.dsctl("umount", again.folder)
     assert again.is_in_bucket()
     assert mounted.is_in_bucket()
-    home.dsctl("umount", again.folder)
     until(lambda: not replicas_of(cluster))
 
 
@@ -242,7 +267,7 @@ def test_mongodb_is_away_for_longer_than_a_lease(cluster: Cluster) -> None:
         with pytest.raises(OSError, match="Input/output"):
             (mounted.folder / "refused").write_bytes(b"nobody was told that this is kept")
         cluster.proxy.accept()
-        until(lambda: time.monotonic() > since + 8)  # a lease
+        until(lambda: time.monotonic() > since + LEASE_S)
         assert not mounted.is_in_bucket()
     until(mounted.is_in_bucket)
     until(lambda: not mounted.status()["halted"])
@@ -254,69 +279,38 @@ def test_mongodb_is_away_for_longer_than_a_lease(cluster: Cluster) -> None:
     until(lambda: not replicas_of(cluster))
 
 
-@promise("Where the second node is lost, another one has all that is pending before anything more is acknowledged")
-def test_another_node_takes_the_place_of_a_second_node_that_is_lost(cluster: Cluster) -> None:
-    cluster.store.make_bucket("third")
-    mounted = Mounted(cluster, cluster.homes[0], "third")
-    cluster.proxy.refuse()
-    mounted.write("small", b"1")
-    mounted.write("large", random.Random(1).randbytes(LARGE_BYTES))
-    assert mounted.replica() == "n3"  # of another zone
-    lost = cluster.homes[2]
-    lost.end_daemon(signal.SIGKILL)
-    mounted.write("more", b"2")
-    assert mounted.replica() == "n2"
-    with open(mounted.folder / "large", "r+b") as file:  # in place, of what only this node has seen from the beginning
-        file.seek(70_000)
-        file.write(b"changed")
-        file.truncate(500_000)
-        os.fsync(file.fileno())
-    large = mounted.files["large"]
-    assert large is not None
-    mounted.files["large"] = large[:70_000] + b"changed" + large[70_007:500_000]
-    mounted.lose_node()
-    cluster.proxy.accept()
-    until(mounted.is_in_bucket)
-    assert twice(cluster, "third") == []
-    for home in (cluster.homes[0], lost):
-        home.start_daemon()
-    cluster.until_all_serve()
-    until(lambda: not replicas_of(cluster))
-
-
 @promise("Without a second node `--ack replicated` fails, or goes on with this node alone, as `DATACACHE_REPLICA` says")
 def test_without_a_second_node_writes_fail_or_go_on_as_the_setting_says(cluster: Cluster) -> None:
     cluster.store.make_bucket("alone")
-    home, stranger, full = cluster.homes
-    key = stranger.env["DATACACHE_CLUSTER_KEY"]
-    stranger.end_daemon()
-    stranger.env["DATACACHE_CLUSTER_KEY"] = "another key, and not that of the others"
-    stranger.start_daemon()
+    home, lost, full = cluster.homes
     disk = full.path / "staging" / "replicas"
     disk.mkdir(parents=True, exist_ok=True)
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", disk], check=True)
-    home.env |= {"DATACACHE_STAGING_WAIT_S": "1"}
+    kept = dict(home.env)
     try:
+        home.env |= {
+            "DATACACHE_STAGING_WAIT_S": "1",
+            "DATACACHE_CLUSTER_KEY": "another key, and not that of the others",
+        }
         mounted = Mounted(cluster, home, "alone")
-        mounted.write("fits", b"1")
         with pytest.raises(OSError, match="Input/output"):
-            (mounted.folder / "refused").write_bytes(bytes(LARGE_BYTES))
-        said = home.dsctl("status")
-        assert "the node n2 does not take it: the keys of the two nodes differ" in said
-        assert "is full: No space left on device" in said
+            (mounted.folder / "refused").write_bytes(b"1")
+        assert "the node n3 does not take it: the keys of the two nodes differ" in home.dsctl("status")
         home.dsctl("umount", mounted.folder)
-        home.env |= {"DATACACHE_REPLICA": "prefer"}
-        mounted = Mounted(cluster, home, "alone")
+        lost.end_daemon(signal.SIGKILL)
         cluster.proxy.refuse()
+        home.env |= {"DATACACHE_CLUSTER_KEY": kept["DATACACHE_CLUSTER_KEY"], "DATACACHE_REPLICA": "prefer"}
+        mounted = Mounted(cluster, home, "alone")
         mounted.write("alone", bytes(LARGE_BYTES))
-        assert "no second node has all that is written: the node n3 does not take it" in home.dsctl("status")
+        [line] = [line for line in home.dsctl("status").splitlines() if "no second node has all" in line]
+        assert "the node n2 does not take it" in line
+        assert "is full: No space left on device" in line
         cluster.proxy.accept()
         home.dsctl("umount", mounted.folder)
         assert mounted.is_in_bucket()
         until(lambda: not replicas_of(cluster))
     finally:
-        home.env |= {"DATACACHE_REPLICA": "require", "DATACACHE_STAGING_WAIT_S": "20"}
+        cluster.proxy.accept()
+        home.env = kept
         subprocess.run(["umount", "-l", disk], check=True)
-        stranger.end_daemon()
-        stranger.env["DATACACHE_CLUSTER_KEY"] = key
-        stranger.start_daemon()
+        lost.start_daemon()

@@ -8,7 +8,7 @@ from datacache.catalog.open import open_catalog_url
 from datacache.cluster.members import open_members
 from datacache.cluster.peers import open_peers
 from datacache.cluster.replicas.lease import AreaLease, forget_taken
-from datacache.cluster.replicas.sender import Candidates, ReplicaSender
+from datacache.cluster.replicas.sender import ReplicaSender
 from datacache.core.disk import replace_file, sync_folder
 from datacache.core.errors import StagingError, UsageError
 from datacache.settings import Settings
@@ -68,7 +68,7 @@ def open_replication(
 
     return ReplicaSender(
         lease,
-        Candidates(open_peers(settings, members) if members is not None else None, settings.zone),
+        open_peers(settings, members) if members is not None else None,
         node=node,
         endpoint=endpoint,
         required=required and settings.replica == "require",

@@ -18,8 +18,8 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from datacache.cluster.members import SERVING, Member
 from datacache.cluster.peer import NodeConnection
@@ -28,6 +28,7 @@ from datacache.cluster.placement import Placement
 from datacache.cluster.replicas.lease import AreaLease
 from datacache.core.errors import DatacacheError, StagingError
 from datacache.writeback.engine import Replicated, WriteBack
+from datacache.writeback.journal.journal import Change
 from datacache.writeback.staging.files import WATCHED_BYTES
 
 log = logging.getLogger(__name__)
@@ -38,49 +39,6 @@ _PATIENCE_S = 10.0
 """How long the second node may take for one frame. Then it counts as gone."""
 _PING_S = 5.0
 _RETRY_S = 1.0
-
-
-class Record(NamedTuple):
-    """A record of the journal; without a header the key is gone."""
-
-    key: str
-    header: bytes | None
-    blob: bytes = b""
-
-
-class Candidates:
-    """The nodes that may be the second one."""
-
-    def __init__(self, peers: Peers | None, zone: str) -> None:
-        self._peers, self._zone = peers, zone
-
-    def ranked(self, area_id: str, first: str) -> list[Member]:
-        """Return other living nodes, the best first: `first`, then those of other zones. The catalog's errors."""
-        if self._peers is None:
-            return []
-        self._peers.members.read()
-        me = self._peers.me.node
-        members = self._peers.members.view.members
-        zone = next((member.zone for member in members if member.id == me), self._zone)
-        others = [member for member in members if member.id != me and member.state == SERVING]
-        found: list[Member] = []
-        for some in (
-            [member for member in others if member.id == first],
-            [member for member in others if member.zone != zone],
-            others,
-        ):
-            found += [m for m in Placement(some).ranked(area_id.encode(), len(others)) if m not in found]
-        return found
-
-    def connect(self, member: Member) -> NodeConnection:
-        """Return a connection to a node. `OSError`, `PeerRefusedError`."""
-        assert self._peers is not None
-        return self._peers.connect(member, patience_s=_PATIENCE_S)
-
-    def close(self) -> None:
-        """Hang up."""
-        if self._peers is not None:
-            self._peers.close()
 
 
 class SecondNode:
@@ -100,13 +58,14 @@ class SecondNode:
         fields = {"op": "write", "file": number, "size_bytes": size_bytes, "extents": where}
         self._call(fields, [data for _, data in extents])
 
-    def put(self, records: Sequence[Record], *, last: bool, whole: bool) -> None:
-        """Give records; after the `last` of a message it is durable. `whole`: there are no others than were given."""
+    def put(self, records: Sequence[Change], *, last: bool, whole: bool) -> None:
+        """Give records (without a header: a key is gone); after the `last` of a message it is durable. `whole`: there
+        are no others than were given."""
         listed = [[key, -1 if header is None else len(header), len(blob)] for key, header, blob in records]
         parts = [part for _, header, blob in records for part in (header or b"", blob)]
         self._call({"op": "put", "records": listed, "last": last, "whole": whole}, parts)
 
-    def _call(self, fields: dict[str, Any], parts: Sequence[bytes]) -> None:
+    def _call(self, fields: dict[str, Any], parts: Sequence[bytes | memoryview]) -> None:
         head = json.dumps(self._head | fields).encode()
         self.connection.call("replica", b"".join([len(head).to_bytes(4, "big"), head, *parts]))
 
@@ -117,7 +76,7 @@ class ReplicaSender:
     def __init__(
         self,
         lease: AreaLease,
-        candidates: Candidates,
+        peers: Peers | None,
         *,
         node: str,
         endpoint: str,
@@ -125,9 +84,9 @@ class ReplicaSender:
         wait_s: float,
         done: Callable[[], object],
     ) -> None:
-        """`required`: nothing is acknowledged without a second node, for which `wait_s` is waited. `done` is called at
-        the end where nothing was pending any more."""
-        self._lease, self._candidates, self._node, self._endpoint = lease, candidates, node, endpoint
+        """`peers`: None for a node of no cluster. `required`: nothing is acknowledged without a second node, for which
+        `wait_s` is waited. `done` is called at the end where nothing was pending any more."""
+        self._lease, self._peers, self._node, self._endpoint = lease, peers, node, endpoint
         self._required, self._wait_s, self._done = required, wait_s, done
         self._keys: dict[str, None] = {}  # that have changed; the engine's lock guards it
         self._changed = threading.Condition()  # guards all below
@@ -135,10 +94,8 @@ class ReplicaSender:
         self._alone = ""
         """Why no other node may take the area over, as the lease says."""
         self._why = "it is being looked for"
-        self._followed = ""
-        """The node that has all that is pending, and is told what changes."""
+        """Why no node has all that is pending and is told what changes; '' where one is."""
         self._closing = False
-        self._told = ""
         self._engine: WriteBack
         self._thread: threading.Thread | None = None
 
@@ -166,7 +123,7 @@ class ReplicaSender:
         """See `engine.Replication`."""
         deadline = time.monotonic() + self._wait_s
         with self._changed:
-            while not self._holds(ticket, acknowledges=acknowledges):
+            while not self.holds(ticket, acknowledges=acknowledges):
                 left_s = deadline - time.monotonic()
                 self._lease.check()
                 if left_s <= 0 or self._closing:
@@ -177,16 +134,16 @@ class ReplicaSender:
                 self._changed.wait(min(left_s, _RETRY_S))
         self._lease.check()
 
-    def holds(self, ticket: int) -> bool:
+    def holds(self, ticket: int, *, acknowledges: bool = True) -> bool:
         """See `engine.Replication`."""
-        return self._holds(ticket, acknowledges=True)
+        return ticket <= self._sent or bool(self._alone and not (acknowledges and self._required))
 
     def status(self) -> Replicated:
         """See `engine.Replication`."""
         with self._changed:
             if self._lease.taken_by:
                 return Replicated("", "")  # which is why uploading has stopped
-            return Replicated(self._lease.replica, self._alone or ("" if self._followed else self._why))
+            return Replicated(self._lease.replica, self._alone or self._why)
 
     def close(self, *, done: bool) -> None:
         """See `engine.Replication`."""
@@ -198,10 +155,8 @@ class ReplicaSender:
         self._lease.close(done=done)
         if done and not self._lease.taken_by:
             self._done()
-        self._candidates.close()
-
-    def _holds(self, ticket: int, *, acknowledges: bool) -> bool:
-        return ticket <= self._sent or bool(self._alone and not (acknowledges and self._required))
+        if self._peers is not None:
+            self._peers.close()
 
     # --- the thread ------------------------------------------------------------------------------------------------
 
@@ -224,19 +179,19 @@ class ReplicaSender:
 
     def _note(self, why: str) -> None:
         with self._changed:
-            self._why, self._followed = why, ""
-        if why != self._told:
-            self._told = why
+            told, self._why = self._why, why
+        if why != told:
             log.warning("what is written is not on a second node yet: %s", why)
 
     def _find(self) -> SecondNode | None:
         """Return a node that has all that is pending and is named in the lease. None where there is none, and the
         lease says that."""
         area, refusals = self._engine.area, list[str]()
-        for member in self._candidates.ranked(area.id, self._lease.replica):
+        for peers, member in self._candidates():
             with contextlib.ExitStack() as failed:
                 try:
-                    connection = failed.enter_context(contextlib.closing(self._candidates.connect(member)))
+                    connection = peers.connect(member, patience_s=_PATIENCE_S)
+                    failed.callback(connection.close)
                     link = SecondNode(connection, member.id, area.id)
                     link.begin(area.bucket_url, self._endpoint, self._node)
                     self._bring(link, whole=True)
@@ -249,7 +204,6 @@ class ReplicaSender:
                     continue
                 failed.pop_all()
             log.info("what is written to %s is on the node %s as well", area.bucket_url, member.id)
-            self._told, self._followed = "", member.id
             self._set_sent(ticket)
             return link
         self._lease.name("")
@@ -259,6 +213,20 @@ class ReplicaSender:
             self._alone = why
             self._changed.notify_all()
         return None
+
+    def _candidates(self) -> list[tuple[Peers, Member]]:
+        """Return other living nodes, the best first: the one that the lease names, then those of other zones. The
+        catalog's errors."""
+        peers = self._peers
+        if peers is None:
+            return []
+        peers.members.read()
+        members = peers.members.view.members
+        zone = next((member.zone for member in members if member.id == self._node), "")
+        others = [member for member in members if member.id != self._node and member.state == SERVING]
+        ranked = Placement(others).ranked(self._engine.area.id.encode(), len(others))
+        named = self._lease.replica
+        return [(peers, m) for m in sorted(ranked, key=lambda m: (m.id != named, m.zone == zone))]
 
     def _follow(self, link: SecondNode) -> None:
         """Bring what changes, and see now and then whether the node is there, until it is not or all ends."""
@@ -271,7 +239,7 @@ class ReplicaSender:
 
     def _set_sent(self, ticket: int) -> None:
         with self._changed:
-            self._sent, self._alone = max(self._sent, ticket), ""
+            self._sent, self._alone, self._why = max(self._sent, ticket), "", ""
             self._changed.notify_all()
 
     def _bring(self, link: SecondNode, *, whole: bool) -> int:
@@ -281,28 +249,29 @@ class ReplicaSender:
             with engine.lock:
                 engine.files.watch_none()
                 self._keys = dict.fromkeys(engine.recorded_keys())
-        last = False
-        while not last:
+        while True:
             with contextlib.ExitStack() as opened:
                 with engine.lock:
                     records, files = self._portion(gone, opened)
                     last, ticket = not self._keys, engine.last_ticket
                 for number, fd, chunks in files:
                     self._write(link, number, fd, chunks)
-            link.put(records, last=last and not gone, whole=whole)
-        keys = list(gone)
-        for at in range(0, len(keys), _KEYS_AT_A_TIME):
-            some = [Record(key, None) for key in keys[at : at + _KEYS_AT_A_TIME]]
-            link.put(some, last=at + _KEYS_AT_A_TIME >= len(keys), whole=whole)
+            if last:
+                break
+            link.put(records, last=False, whole=whole)
+        records += [Change(key, None) for key in gone]
+        for at in range(0, max(1, len(records)), _KEYS_AT_A_TIME):
+            some, last = records[at : at + _KEYS_AT_A_TIME], at + _KEYS_AT_A_TIME >= len(records)
+            link.put(some, last=last, whole=whole)
         return ticket
 
     def _portion(
         self, gone: dict[str, None], opened: contextlib.ExitStack
-    ) -> tuple[list[Record], list[tuple[int, int, list[int] | None]]]:
+    ) -> tuple[list[Change], list[tuple[int, int, list[int] | None]]]:
         """Take some of the changed keys: return their records, and the staged files that these refer to, each with what
         was written since it was brought last. Keys that are gone are put into `gone`. The engine's lock is held."""
         engine, size_bytes = self._engine, 0
-        records: list[Record] = []
+        records: list[Change] = []
         files: dict[int, tuple[int, int, list[int] | None]] = {}
         while self._keys and size_bytes < _PORTION_BYTES and len(records) < _KEYS_AT_A_TIME:
             key = next(iter(self._keys))
@@ -313,7 +282,7 @@ class ReplicaSender:
                 continue
             gone.pop(key, None)
             header, blob, number = found
-            records.append(Record(key, header, blob))
+            records.append(Change(key, header, blob))
             size_bytes += len(header) + len(blob)
             if number is not None and number not in files:
                 try:
@@ -329,17 +298,9 @@ class ReplicaSender:
     def _write(link: SecondNode, number: int, fd: int, chunks: list[int] | None) -> None:
         """Bring the chunks of a staged file, or all of it."""
         size_bytes = os.fstat(fd).st_size
-
-        def extents() -> Iterator[tuple[int, bytes]]:
-            step = _PORTION_BYTES if chunks is None else WATCHED_BYTES
-            for at in range(-(-size_bytes // step)) if chunks is None else chunks:
-                if data := os.pread(fd, step, at * step):
-                    yield at * step, data
-
-        some: list[tuple[int, bytes]] = []
-        for extent in extents():
-            some.append(extent)
-            if sum(len(data) for _, data in some) >= _PORTION_BYTES:
-                link.write(number, size_bytes, some)
-                some = []
-        link.write(number, size_bytes, some)
+        step = _PORTION_BYTES if chunks is None else WATCHED_BYTES
+        numbers = range(-(-size_bytes // step)) if chunks is None else chunks
+        for begin in range(0, max(1, len(numbers)), _PORTION_BYTES // step):  # once at least, for its size
+            some = [n * step for n in numbers[begin : begin + _PORTION_BYTES // step]]
+            extents = [(offset, data) for offset in some if (data := os.pread(fd, step, offset))]
+            link.write(number, size_bytes, extents)
