@@ -28,7 +28,7 @@ from datacache.store.base import ObjectInfo
 from datacache.store.bucket import Bucket
 from datacache.writeback.conflicts import CONFLICT_MARK, CONFLICTS, ConflictLog
 from datacache.writeback.journal.journal import Change, Journal
-from datacache.writeback.kept import Item, Keeping, SectionLock, Slot
+from datacache.writeback.kept import Item, Keeping, Slot
 from datacache.writeback.model import (
     KEPT,
     PENDING,
@@ -52,6 +52,7 @@ from datacache.writeback.model import (
 from datacache.writeback.overlay import Overlay
 from datacache.writeback.remote.known import Known, RemoteFile
 from datacache.writeback.remote.memory import RemoteMemory
+from datacache.writeback.sections import SectionLock
 from datacache.writeback.staging.area import StagingArea
 from datacache.writeback.staging.files import StagedFiles
 from datacache.writeback.staging.losses import LOSSES, LossLog

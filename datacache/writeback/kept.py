@@ -22,10 +22,8 @@ import marshal
 import mmap
 import os
 import struct
-import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
-from types import TracebackType
 from typing import Any, Protocol
 
 from datacache.core.disk import FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE, allocate
@@ -280,26 +278,3 @@ class KeptLog(Keeping):
 
 def _page_after(offset: int) -> int:
     return -(-offset // _PAGE) * _PAGE
-
-
-class SectionLock:
-    """A lock that its thread may take again, and whose outermost end ends a section."""
-
-    def __init__(self, kept: Keeping, ended: Callable[[], None] = lambda: None) -> None:
-        """`ended` is called when a section has changed something, and that is kept, before the lock is let go of."""
-        self._lock, self._depth, self._kept, self._ended = threading.RLock(), 0, kept, ended
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-        self._depth += 1
-
-    def __exit__(
-        self, _kind: type[BaseException] | None, _exc: BaseException | None, _trace: TracebackType | None
-    ) -> None:
-        try:
-            if self._depth == 1 and (self._kept.noted or self._kept.changed):  # most sections change nothing
-                self._kept.end_section()
-                self._ended()
-        finally:
-            self._depth -= 1
-            self._lock.release()

@@ -19,10 +19,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 from datacache.core.errors import DatacacheError, StagingFullError
-from datacache.writeback.remote.bucket import Needs
+from datacache.writeback.sections import Answer, Load, finish
 from fuse_mount.bucket.fs.bucket_fs import BucketFs
 from fuse_mount.bucket.fs.names import Changes
 from fuse_mount.bucket.fs.nodes import LONGEST_NAME, Attr
@@ -369,14 +370,11 @@ class _Turn:
 
     def _do(self, call: Callable[..., T], *args: Any, **more: Any) -> T:
         """Make a call of `BucketFs`, after all that it needs."""
-        while True:
-            try:
-                return call(*args, **more)
-            except Needs as needs:
-                self._step_aside()
-                found = needs.load()
-                if needs.final:
-                    return found  # type: ignore[return-value]
+        try:
+            return call(*args, **more)
+        except (Load, Answer) as raised:
+            self._step_aside()
+            return finish(raised, partial(call, *args, **more))
 
     def _durably(self, body: bytes) -> bytes:
         """Return an answer once all changes of names are durable."""

@@ -8,6 +8,7 @@ import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from datacache.core.errors import StagingError, StoreUnavailableError, UploadErr
 from datacache.settings import Settings
 from datacache.writeback.kept import KeptLog
 from datacache.writeback.live import LiveBucket
-from datacache.writeback.remote.bucket import Needs
+from datacache.writeback.sections import Load, complete
 from datacache.writeback.staging import losses
 from fuse_mount.bucket.fs import nodes as bucket_nodes
 from fuse_mount.bucket.fs import tree as bucket_tree
@@ -50,14 +51,7 @@ class Directory:
 
     def do(self, call: Callable[..., Any], *args: Any, **options: Any) -> Any:
         try:
-            for _ in range(20):
-                try:
-                    return call(*args, **options)
-                except Needs as needs:
-                    found = needs.load()
-                    if needs.final:
-                        return found
-            raise AssertionError("it needs more and more")
+            return complete(partial(call, *args, **options))
         finally:
             if isinstance(self.fs.engine.kept, KeptLog):
                 expect_kept(self.fs)
@@ -793,9 +787,9 @@ def test_writes_that_come_at_once_fetch_what_they_change_once_and_leave_nothing_
     (bucket / "a").write_bytes(b"x" * 300_000)
     directory = opened(ttl_s=60.0)
     handle = directory.open("a", os.O_RDWR)
-    waiting: list[Needs] = []
+    waiting: list[Load] = []
     for offset in range(3):
-        with pytest.raises(Needs) as caught:
+        with pytest.raises(Load) as caught:
             directory.fs.handles.write(handle, offset, b"y")
         waiting.append(caught.value)
     for needs in waiting:
@@ -1086,7 +1080,7 @@ def test_a_file_that_is_opened_anew_while_it_is_closed_is_what_was_written_and_l
     settle = directory.fs.handles.release(handle)
     assert settle is not None
     with file.io:  # as `settle` does in its thread
-        with pytest.raises(Needs):
+        with pytest.raises(Load):
             directory.fs.handles.open(inode, os.O_WRONLY | os.O_TRUNC)
         reading = directory.fs.handles.open(inode, os.O_RDONLY)
     settle()

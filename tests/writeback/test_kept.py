@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from datacache.writeback.kept import MAGIC, SLOT_BYTES, Item, KeptLog, SectionLock, Slots
+from datacache.writeback.kept import MAGIC, SLOT_BYTES, Item, KeptLog, Slots
+from datacache.writeback.sections import Answer, Load, SectionLock, complete
 
 
 class Numbers:
@@ -59,6 +60,24 @@ def test_what_is_changed_in_a_section_is_found_when_its_outermost_end_is_reached
         numbers.set("a", 3)
         raise OSError
     assert found(again(log)) == {"a": 3, "b": 2}
+
+
+def test_a_call_that_needs_something_is_made_again_and_may_not_have_changed_anything():
+    numbers = Numbers(log := KeptLog.make())
+    lock, wanted, loaded = SectionLock(log), [1, 2], list[int]()
+
+    def call() -> int:
+        with lock:
+            if wanted:
+                raise Load(lambda: loaded.append(wanted.pop()))
+            numbers.set("a", 1)
+            raise Answer(lambda: sum(loaded))
+
+    assert complete(call) == 3
+    assert found(again(log)) == {"a": 1}
+    with pytest.raises(RuntimeError), lock:  # noqa: PT012 - both belong to one section
+        numbers.set("a", 2)
+        raise Load(lambda: None)
 
 
 def test_what_a_record_could_not_be_written_for_is_in_the_next_one():

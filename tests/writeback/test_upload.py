@@ -19,7 +19,8 @@ from datacache.store.bucket import PROBE_PREFIX
 from datacache.writeback.conflicts import conflict_key
 from datacache.writeback.fetching import Fetching
 from datacache.writeback.model import WRITER, UploadState
-from datacache.writeback.remote.bucket import Needs, RemoteView
+from datacache.writeback.remote.bucket import RemoteView
+from datacache.writeback.sections import Load
 from datacache.writeback.upload.uploader import Uploader, abort_old_uploads, remove_probes
 from tests.conformance.faults import Answer, Fault, FaultProxy
 from tests.conftest import ROOT
@@ -260,7 +261,7 @@ def test_keys_that_no_file_can_have_are_left_out_and_counted(
             try:
                 with rig.engine.lock:
                     view.folder(folder)
-            except Needs as needs:
+            except Load as needs:
                 needs.load()
     assert sorted(rig.engine.known.hidden()) == ["..", "a//", "both"]
     assert "2 objects in / cannot be shown as files" in caplog.text

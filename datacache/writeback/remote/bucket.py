@@ -1,9 +1,8 @@
 """The bucket as a mount sees it, as far as it is known: entries of folders, attributes, and what lies below a folder.
 
 Used by `fuse_mount/bucket/fs` under the engine's lock. Nothing here waits: where something has to be asked of the
-store, `Needs` is raised, whose `load` does that without the lock; then the caller starts again. Knowledge is used for
-`ttl_s`, and for longer while the store cannot be reached. `remote/known.py` has the knowledge, `remote/asking.py` the
-requests.
+store, `Load` is raised (see `sections`). Knowledge is used for `ttl_s`, and for longer while the store cannot be
+reached. `remote/known.py` has the knowledge, `remote/asking.py` the requests.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from datacache.writeback.engine import WriteBack
 from datacache.writeback.model import Attributes, Pending
 from datacache.writeback.remote.asking import Asking
 from datacache.writeback.remote.known import RemoteFile, RemoteFolder
+from datacache.writeback.sections import Load
 
 _SHORTEST_TTL_S = 0.2
 """An answer must be of use to the caller that asked for it."""
@@ -33,16 +33,6 @@ _PROBES_BEFORE_LIST = 8
 _CHECKED_S = 0.5
 _LOOK_AHEAD = 1000
 """Objects of a folder whose metadata are asked for when it is listed: with more that are unknown, names come first."""
-
-
-class Needs(Exception):  # noqa: N818 - not an error: what has to be done before the answer is known
-    """Raised under the lock: `load()` has to be called without it, and the call made again; with `final` what it
-    returns is the answer."""
-
-    def __init__(self, load: Callable[[], object], *, final: bool = False) -> None:
-        super().__init__("needs something that takes time")
-        self.load = load
-        self.final = final
 
 
 class RemoteView:
@@ -91,9 +81,9 @@ class RemoteView:
         if listed is not None:
             probes = 0 if len(listed) <= _RELIST else len(listed) // _NAMES_A_PROBE
         if self._known.probed.get(folder, 0) < probes:
-            raise self._needs(lambda: self._asking.probe(folder, name), has_older=has_older)
+            raise self._load(lambda: self._asking.probe(folder, name), has_older=has_older)
         self._known.probed.pop(folder, None)  # one lists it, and others go on asking for names meanwhile
-        raise self._needs(lambda: self._asking.list_folder(folder), has_older=has_older)
+        raise self._load(lambda: self._asking.list_folder(folder), has_older=has_older)
 
     def folder(self, folder: str) -> RemoteFolder:
         """Return the contents of a folder, with attributes unless those of very many are not known."""
@@ -103,13 +93,13 @@ class RemoteView:
             is_made_here = self.is_made_here(folder)
             if not away:
                 has_older = listed is not None or is_made_here
-                raise self._needs(lambda: self._asking.list_folder(folder), has_older=has_older)
+                raise self._load(lambda: self._asking.list_folder(folder), has_older=has_older)
             if is_made_here:
                 return RemoteFolder()
             raise self.unavailable(folder)
         unknown = [name for name, file in listed.files.items() if file.attributes is None]
         if unknown and len(unknown) <= _LOOK_AHEAD and not away:
-            raise Needs(lambda: self._look_ahead(folder + name for name in unknown))
+            raise Load(lambda: self._look_ahead(folder + name for name in unknown))
         return listed
 
     def folders(self, folder: str) -> Collection[str] | None:
@@ -124,7 +114,7 @@ class RemoteView:
         listed, known = [folder for folder in folders if not self.is_made_here(folder)], self._known.below
         oldest = time.monotonic() - _BELOW_S
         if any(folder not in known or known[folder][0] < oldest for folder in listed):
-            raise Needs(lambda: self._asking.list_below(listed))
+            raise Load(lambda: self._asking.list_below(listed))
         found = {folder: known.pop(folder, (0.0, {}))[1] for folder in folders}
         return found | {folder: {} for folder in folders if folder not in listed}
 
@@ -152,7 +142,7 @@ class RemoteView:
             return file.attributes
         if self._requests.is_away():
             raise self.unavailable(key)
-        raise Needs(lambda: self._asking.look_at([key]))
+        raise Load(lambda: self._asking.look_at([key]))
 
     def folder_attributes(self, folder: str) -> Attributes:
         """Return a folder's attributes: its marker's, if it has one."""
@@ -161,7 +151,7 @@ class RemoteView:
             return known[1]
         if self._requests.is_away():
             return self.plain_folder_attributes(folder)
-        raise self._needs(lambda: self._asking.look_at_folder(folder), has_older=True)
+        raise self._load(lambda: self._asking.look_at_folder(folder), has_older=True)
 
     def plain_folder_attributes(self, folder: str) -> Attributes:
         """Return a folder's attributes as far as they are known."""
@@ -173,7 +163,7 @@ class RemoteView:
         at = self._known.checked.get(key)
         if (at is not None and at + _CHECKED_S > time.monotonic()) or self._requests.is_away():
             return
-        raise self._needs(lambda: self._asking.check(key), has_older=True)
+        raise self._load(lambda: self._asking.check(key), has_older=True)
 
     def expire(self, folder: str) -> None:
         """Have a folder listed anew before it is used again."""
@@ -191,9 +181,9 @@ class RemoteView:
         with contextlib.suppress(StoreUnavailableError):  # the store is away from now on, and the names are known
             self._asking.look_at(keys)
 
-    def _needs(self, load: Callable[[], object], *, has_older: bool) -> Needs:
+    def _load(self, load: Callable[[], object], *, has_older: bool) -> Load:
         """Return what has to be asked. `has_older`: something older will do, so nobody waits for a store that hangs."""
-        return Needs(lambda: self._requests.wait_patiently(load)) if has_older else Needs(load)
+        return Load(lambda: self._requests.wait_patiently(load)) if has_older else Load(load)
 
     def _is_fresh(self, read_at: float) -> bool:
         return read_at + self._ttl_s > time.monotonic()

@@ -25,9 +25,9 @@ from pathlib import Path
 
 from datacache.core.boot import boot_id
 from datacache.core.disk import replace_file
-from datacache.writeback.kept import SectionLock
 from datacache.writeback.model import Attributes
 from datacache.writeback.remote.known import ChangedWith, Known, RemoteFile, file_of
+from datacache.writeback.sections import SectionLock
 
 _OLDEST_S = 2 * 3600.0
 _log = logging.getLogger("datacache.writeback")

@@ -1,7 +1,7 @@
 """Open files of a read-write mount: where their bytes come from, drafts of those that are written.
 
-Part of `BucketFs`. What is called under its lock does not wait: `Needs` says what has to be done without it. Which open
-files have a name is the caller's to know.
+Part of `BucketFs`. What is called under its lock does not wait (see `writeback.sections`). Which open files have a name
+is the caller's to know.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from datacache.writeback.draft import INLINE_BYTES, Draft
 from datacache.writeback.journal.segments import FULL
 from datacache.writeback.live import LiveBucket
 from datacache.writeback.model import Content, Logged, Staged, Stored
-from datacache.writeback.remote.bucket import Needs
+from datacache.writeback.sections import Answer, Load, complete
 from fuse_mount.bucket.fs.notes import SIZE, Notes
 from fuse_mount.bucket.fs.tree import LOCAL, OpenFile
+from fuse_mount.bucket.fs.view import State
 
 T = TypeVar("T")
 _COPIED_AT_A_TIME = 64 * 2**20
@@ -106,7 +107,7 @@ class OpenFiles:
         if draft is not None:
             if draft.in_memory(0) or size <= QUICK_BYTES:
                 return draft.read(offset, size)
-            raise Needs(lambda: draft.read(offset, size), final=True)
+            raise Answer(lambda: draft.read(offset, size))
         size = min(size, file.content.size_bytes - offset)
         if size <= 0:
             return b""
@@ -117,7 +118,7 @@ class OpenFiles:
         if found is not None:
             return found
         content = file.content
-        raise Needs(lambda: self._read(file, content, reader, offset, size), final=True)
+        raise Answer(lambda: self._read(file, content, reader, offset, size))
 
     def _read(self, file: OpenFile, content: Content, reader: Reader, offset: int, size: int) -> bytes:
         while True:
@@ -181,22 +182,25 @@ class OpenFiles:
         if file.replaced:
             raise OSError(errno.ESTALE, "it was changed elsewhere", file.node.key)
 
-    def begin(self, file: OpenFile, *, empty: bool = False) -> Draft:
-        """Return the draft of a file that is to be changed; `empty`: of nothing."""
-        self.expect_current(file)
-        draft = file.draft
-        if draft is not None:
-            if empty and draft.size:
-                if not file.io.acquire(blocking=False):
-                    raise Needs(lambda: wait_for_io(file))
-                try:
-                    draft.empty()
-                finally:
-                    file.io.release()
-                file.draft = draft  # noted: it lies elsewhere now
-                self.charge(file, 0)
-            return draft
-        return self._begin(file, empty=empty)
+    def begin(self, file: OpenFile) -> Draft:
+        """Return the draft of a file that is to be changed. `Load` as by `_expect_fetched`."""
+        return file.draft or self._begin(file)
+
+    def _expect_fetched(self, file: OpenFile) -> None:
+        """`Load` where the bytes of a file have to be fetched to begin a draft with."""
+        content = file.content
+        if file.draft is None and isinstance(content, Stored) and (not file.fetched or file.fetched[0] != content):
+            raise Load(lambda: self._fetch(file, content))
+
+    def begin_now(self, file: OpenFile) -> None:
+        """Begin the draft of a file that is to be changed, after all that it needs. Waits."""
+
+        def begin() -> None:
+            with self._engine.lock:
+                self._expect_writable(file)
+                self.begin(file)
+
+        complete(begin)
 
     def _begin(self, file: OpenFile, *, empty: bool = False) -> Draft:
         content = file.content
@@ -234,12 +238,12 @@ class OpenFiles:
         is_stored = file.draft is None and not file.nameless and isinstance(content, Stored)
         return is_stored and (appends or content.size_bytes <= INLINE_BYTES)
 
-    def is_only_in_store(self, file: OpenFile) -> bool:
-        """Return whether the bytes that a change of a part needs lie in the bucket and nowhere here."""
-        content = file.content
-        if file.draft is not None or file.nameless or not isinstance(content, Stored):
+    def is_only_in_store(self, file: OpenFile | None, content: Content | None) -> bool:
+        """Return whether the bytes that a change of a part needs lie in the bucket and nowhere here. `file`: if it is
+        open."""
+        if not isinstance(content, Stored) or (file is not None and (file.draft is not None or file.nameless)):
             return False
-        if file.fetched is not None and file.fetched[0] == content:
+        if file is not None and file.fetched is not None and file.fetched[0] == content:
             return False
         if self._staged.clean(self._engine.prefix + content.key, content.etag) is not None:
             return False
@@ -249,9 +253,9 @@ class OpenFiles:
 
     def _of_fetched(self, file: OpenFile, content: Stored) -> Draft:
         """Begin a draft of an object's bytes."""
+        self._expect_fetched(file)
         fetched = file.fetched
-        if fetched is None or fetched[0] != content:
-            raise Needs(lambda: self._fetch(file, content))
+        assert fetched is not None
         if isinstance(fetched[1], int):
             return Draft.of_staged(self._engine, file.attributes, fetched[1])
         return Draft.of_bytes(self._engine, file.attributes, fetched[1])
@@ -302,16 +306,18 @@ class OpenFiles:
 
     def write(self, file: OpenFile, offset: int, data: bytes) -> int:
         """Write to an open file. What does not fit into memory is written in a thread."""
-        if file.spoiled is not None:
-            raise file.spoiled
-        draft = self.begin(file)
-        file.node.cached = LOCAL
+        self._expect_writable(file)
         end = offset + len(data)
-        self._expect_room(file, end)
-        self._make_room(max(0, end - draft.size), own_bytes=draft.size)
+        if file.draft is None:
+            self._expect_fetched(file)
+        self._expect_quota(file, end)
+        self._make_room(end, file.size_bytes)
+        draft = self.begin(file)
+        self._grow(file, end)
+        file.node.cached = LOCAL
         quick = draft.in_memory(end) or (not draft.in_memory(0) and len(data) <= QUICK_BYTES)
         if not quick or not file.io.acquire(blocking=False):
-            raise Needs(lambda: self._write(file, offset, data), final=True)
+            raise Answer(lambda: self._write(file, offset, data))
         try:
             self._note_dirty(file, draft)
             draft.write(offset, data)
@@ -320,7 +326,7 @@ class OpenFiles:
         except OSError as exc:
             if exc.errno not in FULL:
                 raise
-            raise Needs(lambda: self._write(file, offset, data), final=True) from exc
+            raise Answer(lambda: self._write(file, offset, data)) from exc
         finally:
             file.io.release()
         return len(data)
@@ -363,31 +369,37 @@ class OpenFiles:
         clears = bool(mode & (FALLOC_PUNCH_HOLE | FALLOC_ZERO_RANGE)) and offset < now
         grows = not mode & FALLOC_KEEP_SIZE and end > now
         if clears or grows:
-            now = self.begin(file).size
-            file.node.cached = LOCAL
+            self._expect_fetched(file)
         if mode & FALLOC_PUNCH_HOLE:
             end = min(end, now)
         if grows:
-            self._expect_room(file, end)
+            self._expect_quota(file, end)
         elif end > now and not file.nameless:
             self._engine.usage.expect_room(end - now)
-        self._make_room(max(0, end - now), own_bytes=now)
+        self._make_room(end, now)
         if clears or grows:
+            self.begin(file)
+            if grows:
+                self._grow(file, end)
+            file.node.cached = LOCAL
             n_bytes = (min(end, now) if mode & FALLOC_KEEP_SIZE else end) - offset
-            raise Needs(lambda: self._change(file, lambda d: d.allocate(mode, offset, size), n_bytes), final=True)
+            raise Answer(lambda: self._change(file, lambda d: d.allocate(mode, offset, size), n_bytes))
 
     def copy(self, source: OpenFile, start: int, file: OpenFile, offset: int, size: int) -> int:
         """Copy bytes of an open file, all of which it has, into one; return how many, perhaps fewer. In a thread."""
         self._expect_writable(file)
-        draft = self.begin(file)
-        file.node.cached = LOCAL
+        draft = file.draft
+        if draft is None:
+            raise Load(lambda: self.begin_now(file))
         staged = None if draft.in_memory(offset + min(size, BLOCK_BYTES)) else self._staged_file(source)
         size = min(size, BLOCK_BYTES if staged is None else _COPIED_AT_A_TIME)
-        self._expect_room(file, offset + size)
-        self._make_room(max(0, offset + size - draft.size), own_bytes=draft.size)
+        self._expect_quota(file, offset + size)
+        self._make_room(offset + size, draft.size)
+        self._grow(file, offset + size)
+        file.node.cached = LOCAL
         if staged is not None:
-            raise Needs(lambda: self._change(file, lambda d: d.copy(offset, staged, start, size), size), final=True)
-        raise Needs(lambda: self._write(file, offset, self._read_now(source, start, size)), final=True)
+            raise Answer(lambda: self._change(file, lambda d: d.copy(offset, staged, start, size), size))
+        raise Answer(lambda: self._write(file, offset, self._read_now(source, start, size)))
 
     def _staged_file(self, file: OpenFile) -> io.FileIO | None:
         """Return the file of this node's disk that has a file's bytes, if there is one."""
@@ -398,55 +410,65 @@ class OpenFiles:
         return file.reader.file if isinstance(file.reader, FileReader) else None
 
     def _read_now(self, file: OpenFile, offset: int, size: int) -> bytes:
-        while True:
-            try:
-                with self._engine.lock:
-                    return self.read(file, offset, size)
-            except Needs as needs:
-                found = needs.load()
-                if needs.final:
-                    return found  # type: ignore[return-value]
+        def read() -> bytes:
+            with self._engine.lock:
+                return self.read(file, offset, size)
+
+        return complete(read)
 
     def _expect_writable(self, file: OpenFile) -> None:
         if file.spoiled is not None:
             raise file.spoiled
         self.expect_current(file)
 
-    def _make_room(self, n_bytes: int, *, own_bytes: int) -> None:
+    def _make_room(self, end: int, own_bytes: int) -> None:
+        """Have room for a file of so many bytes to reach an end. `Load` where that has to be waited for."""
+        n_bytes = max(0, end - own_bytes)
         if not self._staged.make_room(n_bytes):
-            raise Needs(lambda: self._wait_for_room(n_bytes, own_bytes=own_bytes))
+            raise Load(lambda: self._wait_for_room(n_bytes, own_bytes=own_bytes))
 
-    def truncate(self, file: OpenFile, size: int) -> None:
-        """Cut an open file off, or extend it with zeros."""
-        if file.spoiled is not None:
-            raise file.spoiled
-        draft = self.begin(file, empty=size == 0)
-        file.node.cached = LOCAL
-        if draft.size != size:
-            self._expect_room(file, size)
-            if not file.io.acquire(blocking=False):
-                raise Needs(lambda: wait_for_io(file))
-            try:
-                draft.truncate(size)
-            finally:
-                file.io.release()
-            file.draft = draft
-            self.charge(file, size)
-        self._note_dirty(file, draft)
+    def truncate(self, file: OpenFile, size: int, now: State | None = None) -> None:
+        """Cut an open file off, or extend it with zeros; `now`: after `renew`."""
+        self._expect_writable(file)
+        if size:
+            self._expect_fetched(file)
+        self._expect_quota(file, size)
+        take_io(file)
+        try:
+            if now is not None:
+                self.renew(file, now)
+            draft = file.draft or self._begin(file, empty=not size)
+            file.node.cached = LOCAL
+            if draft.size != size:
+                draft.truncate(size) if size else draft.empty()
+                file.draft = draft  # noted: it may lie elsewhere now
+                self.charge(file, size)
+            self._note_dirty(file, draft)
+        finally:
+            file.io.release()
+
+    def renew(self, file: OpenFile, now: State) -> None:
+        """Have an open file be another version, if its name has one by now."""
+        if file.draft is None and now.content != file.content:
+            self.set_content(file, now.content or Logged(0))
+            file.base, file.attributes = now.base, now.attributes
 
     def _wait_for_room(self, n_bytes: int, *, own_bytes: int = 0) -> None:
         self._staged.wait_for_room(n_bytes, self.live.staging_wait_s, own_bytes=own_bytes)
 
     # --- quota -------------------------------------------------------------------------------------------------------
 
-    def _expect_room(self, file: OpenFile, end: int) -> None:
-        """Count what a file is going to have. `QuotaError` if the mount has no room for it; what is not larger than it
-        was when it was last acknowledged always has."""
-        if file.nameless or end <= file.extent:
-            return
-        if end > file.content.size_bytes:
-            self._engine.usage.expect_room(end - file.extent)
-        self.charge(file, end)
+    def _expect_quota(self, file: OpenFile, end: int) -> None:
+        """Raise `QuotaError` if the mount has no room for a file to reach an end. For what is not larger than it was
+        when it was last acknowledged it always has."""
+        now = file.extent if file.draft is not None else file.content.size_bytes
+        if end > now and end > file.content.size_bytes and not file.nameless:
+            self._engine.usage.expect_room(end - now)
+
+    def _grow(self, file: OpenFile, end: int) -> None:
+        """Count that a file is going to have bytes up to an end."""
+        if end > file.extent and not file.nameless:
+            self.charge(file, end)
 
     def charge(self, file: OpenFile, extent: int | None = None) -> None:
         """Count what a file's draft takes beside what was acknowledged of the file."""
@@ -462,7 +484,12 @@ class OpenFiles:
         self.charge(file)
 
 
-def wait_for_io(file: OpenFile) -> None:
-    """Return when nobody is at a file's bytes."""
+def take_io(file: OpenFile) -> None:
+    """Take `file.io`; `Load` where somebody else has it."""
+    if not file.io.acquire(blocking=False):
+        raise Load(lambda: _wait_for_io(file))
+
+
+def _wait_for_io(file: OpenFile) -> None:
     with file.io:
         pass

@@ -1,7 +1,7 @@
 """Open files of a read-write mount by handle: reading, writing, and when what was written is acknowledged.
 
-Part of `BucketFs`; takes its lock itself. What `Needs` asks for, and what `flush`, `fsync`, `release` and `long_open`
-give back, waits, and is called in a thread without the lock. `files.py` has the bytes.
+Part of `BucketFs`; takes its lock itself. What `Load` and `Answer` ask for, and what `flush`, `fsync`, `release` and
+`long_open` give back, waits, and is called in a thread without the lock. `files.py` has the bytes.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from typing import NamedTuple
 from datacache.core.errors import DatacacheError, ObjectChangedError, ObjectNotFoundError, StagingFullError
 from datacache.writeback.draft import INLINE_BYTES
 from datacache.writeback.kept import Item
-from datacache.writeback.model import Logged, Pending, Stored, parent_of
-from datacache.writeback.remote.bucket import Needs
-from fuse_mount.bucket.fs.files import wait_for_io
+from datacache.writeback.model import Pending, Stored, parent_of
+from datacache.writeback.sections import Answer, complete
+from fuse_mount.bucket.fs.files import take_io
 from fuse_mount.bucket.fs.nodes import Nodes
 from fuse_mount.bucket.fs.notes import HANDLE, Notes
 from fuse_mount.bucket.fs.tree import Node, OpenFile
+from fuse_mount.bucket.fs.view import State
 
 _log = logging.getLogger("fuse_mount")
 
@@ -71,53 +72,57 @@ class Handles:
 
     # --- opening -----------------------------------------------------------------------------------------------------
 
-    def open(self, ino: int, flags: int, *, fetches: bool = True) -> int:
-        """Return a handle. What the kernel has kept of the file's bytes is right: other bytes have another inode. With
-        `fetches` what is going to be appended to is brought here first. What cannot be changed, because the store that
+    def open(self, ino: int, flags: int) -> int:
+        """Return a handle. What the kernel has kept of the file's bytes is right: other bytes have another inode. What
+        is going to be appended to is brought here first. What cannot be changed, because the store that
         has its bytes is away, is not opened to be: the kernel would take the writes, and only close(2) would fail."""
         with self._engine.lock:
             node = self._tree.get(ino)
             state = self._nodes.state_of(node)
-            if state.content is None:
-                raise OSError(errno.EISDIR, "it is a folder")
-            truncates = bool(flags & os.O_TRUNC)
-            writes = truncates or flags & os.O_ACCMODE != os.O_RDONLY
+            truncates, writes = _ways(flags)
             if writes and node.open is not None:
                 self._files.expect_current(node.open)
-            if writes and not truncates and isinstance(state.content, Stored) and state.content.key == state.key:
-                self._remote.expect_checked(state.key)  # a part of what somebody else has replaced cannot be changed
-                state = self._nodes.state_of(node)
-            if node.open is None:
-                node.open = OpenFile.of(node, state)
-            file = node.open
-            if file.draft is None and state.content != file.content:
-                self._files.set_content(file, state.content or Logged(0))  # another version by now
-                file.base, file.attributes = state.base, state.attributes
-            changes_part = fetches and writes and not truncates
-            if changes_part and self._files.is_only_in_store(file) and self._remote.is_away:
-                self.close_if_unused(file)
+            self.expect_opened_locked(state, flags)
+            changes_part = writes and not truncates
+            if changes_part and self._remote.is_away and self._files.is_only_in_store(node.open, state.content):
                 raise self._remote.unavailable(state.key)
-            if truncates:
-                self._files.truncate(file, 0)  # `Needs` where the file is still being closed: it stays what it is
-            handle = self.add_locked(file, writes=writes)
-            self._notes.note_done(ino, handle)
+            handle = self.open_locked(node, state, flags)
             appends = bool(flags & os.O_APPEND)
-            if fetches and writes and self._files.wants_its_bytes(file, appends=appends):
-                raise Needs(partial(self._begin_draft, handle), final=True)
+            if changes_part and self._files.wants_its_bytes(self._handles[handle].file, appends=appends):
+                raise Answer(partial(self._begin_draft, handle))
             return handle
+
+    def expect_opened_locked(self, state: State, flags: int) -> None:
+        """Raise where what lies under a name cannot be opened, or something has to be asked for before."""
+        if state.content is None:
+            raise OSError(errno.EISDIR, "it is a folder")
+        truncates, writes = _ways(flags)
+        if writes and not truncates and isinstance(state.content, Stored) and state.content.key == state.key:
+            self._remote.expect_checked(state.key)  # a part of what somebody else has replaced cannot be changed
+
+    def open_locked(self, node: Node, state: State, flags: int) -> int:
+        """Open a file as it is, after `expect_opened_locked`. `Load` where it is still being closed: nothing is changed
+        then."""
+        truncates, writes = _ways(flags)
+        file = node.open
+        if file is None:
+            file = OpenFile.of(node, state)
+        if truncates:
+            self._files.truncate(file, 0, state)
+        else:
+            self._files.renew(file, state)
+        if node.open is None:
+            node.open = file
+        handle = self.add_locked(file, writes=writes)
+        self._notes.note_done(node.ino, handle)
+        return handle
 
     def _begin_draft(self, handle: int) -> int:
         """Begin the draft of a file that is opened to be changed in part; return the handle."""
         with self._engine.lock:
             file = self._handles[handle].file
-
-        def begin() -> None:
-            if file.spoiled is not None:
-                raise file.spoiled
-            self._files.begin(file)
-
         try:
-            self._do_now(begin)
+            self._files.begin_now(file)
             return handle
         except (ObjectChangedError, ObjectNotFoundError) as exc:
             self._release_ungiven(handle)
@@ -127,16 +132,6 @@ class Handles:
         except BaseException:
             self._release_ungiven(handle)
             raise
-
-    def _do_now(self, change: Callable[[], object]) -> None:
-        """Make a change under the lock, after all that it needs. Waits."""
-        while True:
-            try:
-                with self._engine.lock:
-                    change()
-                return
-            except Needs as needs:
-                needs.load()
 
     def _release_ungiven(self, handle: int) -> None:
         """Release a handle that nobody was given. What others wrote to the file meanwhile may be left to be done."""
@@ -210,8 +205,7 @@ class Handles:
                 return False
         self._engine.usage.expect_room(content.size_bytes)
         attributes = (file.draft or file).attributes._replace(mtime_ns=time.time_ns())
-        if not file.io.acquire(blocking=False):
-            raise Needs(lambda: wait_for_io(file))
+        take_io(file)
         try:
             file.ticket = self._engine.record([self._engine.plan_change(key, attributes, content, base=file.base)])
             self._files.discard(file)
@@ -235,13 +229,21 @@ class Handles:
 
     def truncate_now(self, node: Node, size: int) -> None:
         """Change the size of a file as truncate(2) does, without a handle: durable when it returns. Waits."""
-        with self._engine.lock:
-            if node.open is None:
-                node.open = OpenFile.of(node, self._nodes.state_of(node))
-            file = node.open
-            file.handles += 1  # it is not to go meanwhile
+
+        def open_file() -> OpenFile:
+            with self._engine.lock:
+                if node.open is None:
+                    node.open = OpenFile.of(node, self._nodes.state_of(node))
+                node.open.handles += 1  # it is not to go meanwhile
+                return node.open
+
+        def truncate() -> None:
+            with self._engine.lock:
+                self._files.truncate(file, size)
+
+        file = complete(open_file)
         try:
-            self._do_now(lambda: self._files.truncate(file, size))
+            complete(truncate)
             self.settle(file)
         finally:
             with self._engine.lock:
@@ -432,6 +434,12 @@ class Handles:
             self._tree.rest(file.node)
         if failure is not None:
             self._engine.losses.save()
+
+
+def _ways(flags: int) -> tuple[bool, bool]:
+    """Return whether open(2) empties a file, and whether it writes."""
+    truncates = bool(flags & os.O_TRUNC)
+    return truncates, truncates or flags & os.O_ACCMODE != os.O_RDONLY
 
 
 def _reason(exc: BaseException) -> str:

@@ -1,6 +1,6 @@
 """Names and attributes in a read-write mount: looking them up, listing them, changing them.
 
-Part of `BucketFs`; takes its lock itself, and never waits but in what `Needs` asks for. Changes of names are durable
+Part of `BucketFs`; takes its lock itself, and never waits (see `writeback.sections`). Changes of names are durable
 after a commit; a folder is renamed with all that lies below it in one record.
 """
 
@@ -26,8 +26,8 @@ from datacache.writeback.model import (
     decode_xattrs,
     encode_xattrs,
 )
-from datacache.writeback.remote.bucket import Needs
 from datacache.writeback.remote.known import RemoteFile
+from datacache.writeback.sections import Answer, Load, complete
 from fuse_mount.bucket.fs.handles import Handles
 from fuse_mount.bucket.fs.nodes import Attr, Nodes
 from fuse_mount.bucket.fs.notes import LISTING, ROOT_ATTRIBUTES, TOLD, Notes
@@ -238,14 +238,10 @@ class Names:
             if old is not None:
                 if flags & os.O_EXCL or old.content is None:
                     raise OSError(errno.EEXIST, "it is there already")
+                self._handles.expect_opened_locked(old, flags)
                 node = self._nodes.make(folder, text, old)
+                handle = self._handles.open_locked(node, old, flags)  # `Load` only if the node was there before
                 self._tree.tell(node)
-                try:
-                    handle = self._handles.open(node.ino, flags, fetches=False)  # the kernel knew of no such file
-                except BaseException:  # `Needs`, or an error: the kernel is not told of it
-                    self._tree.forget(node.ino, 1)
-                    raise
-                self._notes.note_done(node.ino, handle)
                 return handle, self._nodes.attr(node, self._nodes.state_of(node) if node.draft is not None else old)
             self._usage.expect_room(1)  # who is to write nothing hears of it now, and not when it closes the file
             attributes = self._nodes.new_attributes(folder, stat.S_IFREG | stat.S_IMODE(mode), uid, gid)
@@ -286,7 +282,7 @@ class Names:
             if file is None or not file.is_unnamed:
                 raise OSError(errno.EPERM, "an object store has no hard links")
             self._resolve_free_locked(parent, name)
-        raise Needs(partial(self._link, file, parent, name, gather), final=True)
+        raise Answer(partial(self._link, file, parent, name, gather))
 
     def _link(self, file: OpenFile, parent: int, name: bytes, gather: Callable[[], None]) -> Attr:
         node = file.node
@@ -303,20 +299,15 @@ class Names:
             self._nodes.touch(folder)
 
         gather()
-        while True:
-            try:
-                self._handles.settle(file, name=give_name)
-                break
-            except Needs as needs:
-                needs.load()
-            except BaseException:
-                with self._engine.lock:
-                    self._notes.forget_done()
-                raise
-        with self._engine.lock:
-            if node.is_gone:
-                raise OSError(errno.ENOENT, "it was closed meanwhile, or deleted")
-            return self._nodes.attr_now(node)
+        try:
+            complete(partial(self._handles.settle, file, name=give_name))
+        except BaseException:
+            with self._engine.lock:
+                self._notes.forget_done()
+            raise
+        if node.is_gone:
+            raise OSError(errno.ENOENT, "it was closed meanwhile, or deleted")
+        return complete(partial(self.getattr, node.ino))
 
     def mkdir(self, parent: int, name: bytes, *, mode: int, uid: int, gid: int) -> Attr:
         """Make a new folder."""
@@ -358,6 +349,8 @@ class Names:
 
     def _made_locked(self, folder: Node, name: str, *, is_folder: bool) -> Attr:
         node = self._tree.make(folder, name, is_folder=is_folder)
+        if not is_folder:
+            node.cached = LOCAL
         self._tree.tell(node)
         self._notes.note_done(node.ino)
         self._nodes.touch(folder)
@@ -441,7 +434,7 @@ class Names:
         node = self._tree.find(state.key)
         file = node.open if node is not None else None
         if file is not None and file.draft is not None and file.draft.dirty:
-            raise Needs(lambda: self._handles.settle(file))
+            raise Load(lambda: self._handles.settle(file))
         self._nodes.detach(new_folder, new_text)
         move = self._plan_move_locked(state, new_folder.key + new_text, target.base if target is not None else "")
         pendings = move.pendings + self._view.keep_folder(folder.key)
@@ -514,7 +507,7 @@ class Names:
         nodes = [] if node is None else self._tree.below(node) if node.is_folder else [node]
         unsettled = [n.open for n in nodes if n.open is not None and n.draft is not None and n.draft.dirty]
         if unsettled:
-            raise Needs(lambda: list(map(self._handles.settle, unsettled)))
+            raise Load(lambda: list(map(self._handles.settle, unsettled)))
         return nodes
 
     def _pending_below_locked(self, key: str) -> list[Pending]:
@@ -523,7 +516,7 @@ class Names:
         below = [pending for k in overlay.below(key) if (pending := overlay.get(k)) is not None]
         logged = [pending for pending in below if pending.ready and isinstance(pending.content, Logged)]
         if sum(pending.size_bytes for pending in logged) > _BLOBS_AT_ONCE:
-            raise Needs(lambda: self._spill(logged))
+            raise Load(lambda: self._spill(logged))
         return below
 
     def _adopt_locked(self, nodes: list[Node], key: str, new_key: str, pendings: list[Pending]) -> None:
@@ -613,7 +606,7 @@ class Names:
                 if not self._handles.truncate_locked(handle, size):
                     now = node.open.size_bytes if node.open is not None else state.size_bytes
                     if size != now or (node.draft is not None and node.draft.dirty):
-                        raise Needs(lambda: self._handles.truncate_now(node, size))
+                        raise Load(lambda: self._handles.truncate_now(node, size))
                 state = self._nodes.state_of(node)
             attributes = _changed(state.attributes, changes)
             node.ctime_ns = changes.ctime_ns if changes.ctime_ns is not None else time.time_ns()
@@ -621,7 +614,8 @@ class Names:
                 node.mtime_ns = 0
             if attributes != state.attributes:
                 self._set_attributes_locked(node, state, attributes)
-            return self._nodes.attr_now(node)
+                state = state._replace(attributes=attributes)
+            return self._nodes.attr(node, state)
 
     def getxattr(self, ino: int, name: bytes) -> bytes:
         """Return the value of an extended attribute."""

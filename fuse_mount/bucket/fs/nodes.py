@@ -1,6 +1,6 @@
 """The inodes of a read-write mount and what lies under their names: finding, placing, telling one from another.
 
-Part of `BucketFs`, under its lock; nothing here waits (see `writeback.remote.bucket.Needs`). `tree.py` has the nodes,
+Part of `BucketFs`, under its lock; nothing here waits (see `writeback.sections`). `tree.py` has the nodes,
 `view.py` the states of keys; this brings them together.
 """
 
@@ -10,9 +10,11 @@ import errno
 import stat
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 from datacache.writeback.model import Attributes, Content, Stored
+from datacache.writeback.sections import Load
 from fuse_mount.bucket.fs.files import OpenFiles
 from fuse_mount.bucket.fs.tree import LOCAL, Node, Tree
 from fuse_mount.bucket.fs.view import FOLDER_BASE, State, View
@@ -81,7 +83,7 @@ class Nodes:
 
     def look(self, folder: Node, name: str, *, plain: bool = False) -> State | None:
         """Return what lies under a name; None for nothing. With `plain` without asking for attributes. The inode of a
-        file that is not there any more loses the name."""
+        file that is not there any more loses the name first."""
         node = folder.child(name)
         if node is not None and node.draft is not None:
             return self.state_of(node)
@@ -89,8 +91,13 @@ class Nodes:
         if node is None or node.is_folder:
             return state
         if state is None or state.content is None or self.is_another(node, state.content):
-            self.take_name(node)
+            raise Load(partial(self._take_name_of_other, node, node.cached))
         return state
+
+    def _take_name_of_other(self, node: Node, cached: str) -> None:
+        with self.engine.lock:
+            if not node.is_gone and node.draft is None and node.cached == cached:
+                self.take_name(node)
 
     def expect(self, folder: Node, name: str, *, plain: bool = False) -> State:
         """Return what lies under a name, as `look` does. ENOENT for nothing."""
@@ -155,19 +162,16 @@ class Nodes:
     def make(self, folder: Node, name: str, state: State) -> Node:
         """Return the node of a name, after `look`. The kernel keeps an inode's bytes and size for its own, so what
         somebody else has put under the name gets another one."""
-        node = self.tree.make(folder, name, is_folder=state.content is None)
-        self.is_another(node, state.content)  # a new one is this from now on
+        node, content = self.tree.make(folder, name, is_folder=state.content is None), state.content
+        if not node.cached and content is not None:
+            node.cached = content.etag if isinstance(content, Stored) else LOCAL
         return node
 
     def is_another(self, node: Node, content: Content | None) -> bool:
         """Return whether what a file's key has now are other bytes than those that the kernel knows the inode for."""
-        if node.is_folder or node.draft is not None:
+        if not isinstance(content, Stored) or node.is_folder or node.draft is not None:
             return False
-        if not isinstance(content, Stored):
-            node.cached = LOCAL
-        elif not node.cached:
-            node.cached = content.etag
-        return isinstance(content, Stored) and node.cached != content.etag
+        return node.cached not in ("", content.etag)
 
     def is_known_as(self, node: Node, state: State) -> bool:
         """Return whether an inode is what was listed some time ago."""

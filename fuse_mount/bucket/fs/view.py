@@ -1,6 +1,6 @@
 """The view of a read-write mount: the bucket as it is known, and above it what is pending.
 
-Part of `BucketFs`, under its lock; nothing here waits (see `writeback.remote.bucket.Needs`). Where a folder and a file
+Part of `BucketFs`, under its lock; nothing here waits (see `writeback.sections`). Where a folder and a file
 have the same name the folder is shown. A bucket knows no folders: `keep_folder` and `plan_folder_deletion` say when one
 stays or goes.
 """
