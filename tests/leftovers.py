@@ -122,7 +122,7 @@ def let_others_through(folder: Path) -> None:
 
 
 def clean_dead_sessions(temp_root: Path) -> None:
-    """What test runs left that were killed: processes, mounts below `temp_root` and shared memory."""
+    """Hold what test runs left that were killed: processes, mounts below `temp_root` and shared memory."""
     end_processes(lambda: processes_with(SESSION_VARIABLE, _is_dead))
     for owner in (*temp_root.glob("*/owner.pid"), *temp_root.glob("*/popen-*/owner.pid")):
         with contextlib.suppress(FileNotFoundError):  # another run deletes old folders, too

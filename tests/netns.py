@@ -52,7 +52,7 @@ _BURST_BYTES = 128 * 1024
 
 
 class Traffic(NamedTuple):
-    """What a node's cable has carried, in bytes. Packets that the kernel sends as one have one header here."""
+    """Count what a node's cable has carried, in bytes. Packets that the kernel sends as one have one header here."""
 
     received_bytes: int
     sent_bytes: int
@@ -139,7 +139,7 @@ class Node:
 
     @property
     def enter(self) -> tuple[str, ...]:
-        """What a command is run behind to be in the node, and to die with the process that starts it."""
+        """Return what a command is run behind to be in the node, and to die with the process that starts it."""
         return self._namespace.enter
 
     def run(self, *command: str | Path, env: Mapping[str, str] | None = None, timeout_s: float = 60.0) -> str:

@@ -181,7 +181,7 @@ class Mongod(_Server):
 
 
 class _S3Server(_Server):
-    """What the S3 servers have in common. Path-style addressing, one region."""
+    """Have what the S3 servers have in common. Path-style addressing, one region."""
 
     endpoint: str
     access_key: str

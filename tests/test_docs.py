@@ -1,4 +1,4 @@
-"""What the documents name exists: tests that hold promises, files, settings, benchmarks, links."""
+"""Test what the documents name exists: tests that hold promises, files, settings, benchmarks, links."""
 
 from __future__ import annotations
 

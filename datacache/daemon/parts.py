@@ -60,7 +60,7 @@ class _PartProcess:
     settings: Settings
     running: subprocess.Popen[bytes] | None = None
     health: dict[str, Any] | None = None
-    """What it last said; None until it serves."""
+    """Its last answer; None until it serves."""
     heard_at: float = 0.0
     """When it, or the one before it, last said something."""
 

@@ -19,7 +19,7 @@ from typing import NamedTuple
 MAGIC = b"dX"
 VERSION = 1
 OLDEST_VERSION = 1
-"""What nodes of a cluster may agree upon (`auth`). An introduction has headers of this version for ever."""
+"""All that nodes of a cluster may agree upon (`auth`). An introduction has headers of this version for ever."""
 HEADER = struct.Struct("<2sBBIHxxI")
 _TLS = (b"\x15", b"\x16")
 """An alert and a handshake begin with these (RFC 8446, 5.1)."""
@@ -27,7 +27,7 @@ _AT_ONCE_BYTES = 2**12
 _FIRST_BYTES = 2**20
 """The buffer that a body of unknown length begins with; it doubles as bytes come."""
 LEAST_BYTES = 2**16
-"""What is less than that in the time that a connection has is no progress: byte by byte, a block would never end."""
+"""Less than that in the time that a connection has is no progress: byte by byte, a block would never end."""
 _LOOK_AT_SENDS_S = 0.25
 """The longest time between two looks at bytes that are not taken; those who wait for a request may sleep for longer."""
 _TIMEVAL = struct.Struct("@ll")

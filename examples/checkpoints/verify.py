@@ -36,7 +36,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def problem(acknowledged: dict[str, Any], fetch: Fetch) -> str:
-    """What is wrong with this one, or nothing."""
+    """Return what is wrong with this one, or nothing."""
     name = acknowledged["file"]
     try:
         checkpoint = torch.load(io.BytesIO(fetch(name)), weights_only=True)

@@ -13,7 +13,7 @@ from datacache.manifest.model import BlobId
 
 
 class Blobs(dict[BlobId, bytes]):
-    """What a catalog does with blobs, and which were asked for."""
+    """Keep blobs as a catalog does, and which were asked for."""
 
     def __init__(self) -> None:
         super().__init__()

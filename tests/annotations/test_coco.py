@@ -36,7 +36,7 @@ def of_first(found):
 
 
 def one(**annotation):
-    """What becomes of one annotation that is right but for what is given."""
+    """Return what becomes of one annotation that is right but for what is given."""
     entry = {"id": 1, "image_id": 1, "category_id": 1, "bbox": [10, 20, 30, 40], **annotation}
     found, problems = parse(annotations=[{key: value for key, value in entry.items() if value != "missing"}])
     assert len(found.images) == 2

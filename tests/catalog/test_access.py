@@ -1,4 +1,4 @@
-"""Who may have a data set."""
+"""Test who may have a data set."""
 
 from __future__ import annotations
 

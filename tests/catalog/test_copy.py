@@ -221,7 +221,7 @@ def test_copies_that_went_with_a_snapshot_removed_meanwhile_are_made_again(tmp_p
     removed: list[str] = []
 
     def collect_garbage(_files: int, _bytes: int) -> None:
-        """What garbage collection does once the snapshot, whose copies the new one was to share, is removed."""
+        """Do what garbage collection does once the snapshot, whose copies the new one was to share, is removed."""
         if not removed:
             with closing(open_catalog(settings)) as catalog:
                 catalog.remove_snapshot("faces", first.id)

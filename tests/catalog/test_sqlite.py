@@ -267,7 +267,7 @@ except CatalogError as exc:
 
 
 def in_read_only(folder: Path, script: str) -> str:
-    """What a program prints that sees `folder` on a read-only file system."""
+    """Return what a program prints that sees `folder` on a read-only file system."""
     mount = f"mount --bind '{folder}' '{folder}' && mount -o remount,ro,bind '{folder}' && exec \"$@\""
     result = subprocess.run(
         ["unshare", "--mount", "--map-root-user", "sh", "-c", mount, "sh", sys.executable, "-c", script],

@@ -29,7 +29,7 @@ from tests.servers import RcloneS3
 
 @pytest.fixture
 def store(rclone_s3: RcloneS3, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
-    """What stands between the commands and the S3 server, and can refuse."""
+    """Yield what stands between the commands and the S3 server, and can refuse."""
     with FaultProxy(rclone_s3.endpoint) as proxy:
         for name, value in (rclone_s3.env() | {"AWS_ENDPOINT_URL": proxy.url}).items():
             monkeypatch.setenv(name, value)

@@ -96,7 +96,7 @@ class Mounted:
         return fuse_mount.bucket_status(self.info())
 
     def info(self) -> fuse_mount.BucketInfo:
-        """What is mounted."""
+        """Return what is mounted."""
         found = fuse_mount.bucket_mount_at(self.folder, load_settings(self.home.env))
         assert found is not None
         return found

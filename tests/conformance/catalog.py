@@ -1,4 +1,4 @@
-"""What every catalog backend promises, as tests: subclass `CatalogConformance` and give it a `catalog_url`
+"""Test what every catalog backend promises, as tests: subclass `CatalogConformance` and give it a `catalog_url`
 fixture.
 
     class TestMyCatalog(CatalogConformance):

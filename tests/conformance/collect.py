@@ -1,4 +1,4 @@
-"""What garbage collection of every catalog backend promises, as tests; a part of `testing.catalog.CatalogConformance`.
+"""Test what garbage collection of every catalog backend promises; a part of `testing.catalog.CatalogConformance`.
 
 Time is not waited for: collections are told what time it is, and processes race without any grace.
 """

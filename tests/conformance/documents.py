@@ -1,4 +1,4 @@
-"""What every catalog backend promises of documents, as tests; a part of `testing.catalog.CatalogConformance`."""
+"""Test what every catalog backend promises of documents, as tests; a part of `testing.catalog.CatalogConformance`."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ _BATCH_S = 0.04
 
 
 class Done(NamedTuple):
-    """What happened in a job."""
+    """Record what happened in a job."""
 
     kills: int
     stops: int

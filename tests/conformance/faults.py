@@ -44,7 +44,7 @@ class Answer:
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """What happens to one request. The fields that are set apply in this order."""
+    """Say what happens to one request. The fields that are set apply in this order."""
 
     reset_request_at: int | None = None
     """Read this many bytes of the request's body and reset the connection. The server never hears of it."""
@@ -325,7 +325,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     @staticmethod
     def _portion(bytes_s: int) -> int:
-        """What is moved at a time: a hundredth of a second's bytes."""
+        """Return what is moved at a time: a hundredth of a second's bytes."""
         return max(1, min(65_536, bytes_s // 100))
 
     def _reset(self) -> None:

@@ -1,4 +1,4 @@
-"""What every storage of task queues promises, as tests: subclass `TasksConformance`, give it a `tasks_url` fixture and
+"""Test what every storage of task queues promises: subclass `TasksConformance`, give it a `tasks_url` fixture and
 say how a lease is made to expire.
 
     class TestMyTasks(TasksConformance):

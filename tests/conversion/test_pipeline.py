@@ -41,7 +41,7 @@ def convert(settings: Settings) -> Callable[..., Conversion]:
 
 
 def codes(problems: list[Problem]) -> list[tuple[str, str, str]]:
-    """What was reported: code, action, the file's name."""
+    """Return what was reported: code, action, the file's name."""
     return [(problem.code, problem.action, problem.file.rpartition("/")[2]) for problem in problems]
 
 

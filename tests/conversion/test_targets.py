@@ -1,4 +1,4 @@
-"""What the files of a result are called, what they can hold, and that they are read again as what was written."""
+"""Test what the files of a result are called, what they can hold, and that they are read again as what was written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a fork does to a value."""
+"""Test what a fork does to a value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What errors carry: a hint that every traceback shows, through pickling, too."""
+"""Test what errors carry: a hint that every traceback shows, through pickling, too."""
 
 from __future__ import annotations
 

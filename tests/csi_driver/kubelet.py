@@ -1,4 +1,4 @@
-"""What a kubelet does with the Node service, in its words: folders made as it makes them, requests as it sends them."""
+"""Do what a kubelet does with the Node service, in its words: make folders, send requests."""
 
 from __future__ import annotations
 

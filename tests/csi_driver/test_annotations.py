@@ -1,4 +1,4 @@
-"""What a PVC's annotations come to, over the API of a stand-in cluster."""
+"""Test what a PVC's annotations come to, over the API of a stand-in cluster."""
 
 from __future__ import annotations
 

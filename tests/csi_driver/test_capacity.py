@@ -1,4 +1,4 @@
-"""What the bucket volumes of a StorageClass may hold together."""
+"""Test what the bucket volumes of a StorageClass may hold together."""
 
 from __future__ import annotations
 

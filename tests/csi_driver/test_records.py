@@ -1,4 +1,4 @@
-"""What a node writes down of its volumes, and what of it another driver can read."""
+"""Test what a node writes down of its volumes, and what of it another driver can read."""
 
 from __future__ import annotations
 

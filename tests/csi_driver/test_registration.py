@@ -1,4 +1,4 @@
-"""What the kubelet sees in its folder of plugins."""
+"""Test what the kubelet sees in its folder of plugins."""
 
 from __future__ import annotations
 

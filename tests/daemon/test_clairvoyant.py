@@ -41,7 +41,7 @@ def small(settings):
 
 
 def goes_on(client, ahead) -> bool:
-    """Whether all is fetched that fits into the window at the plan's position: a training that takes its time."""
+    """Return whether all is fetched that fits into the window at the plan's position."""
     id = ahead._file.peek().path.name
     (plan,) = [plan for plan in client.cache_status()["plans"] if plan["id"] == id]
     to_come = plan["ahead"] > 0 or plan["position"] + plan["ahead"] >= plan["items"] + plan["next_items"]
@@ -146,7 +146,7 @@ def test_a_region_that_plans_of_two_snapshots_read_counts_for_both():
 
 
 class FixedPlan:
-    """What `Uses` looks at of a plan."""
+    """Hold what `Uses` looks at of a plan."""
 
     def __init__(self, items) -> None:
         self.items = np.array(items, np.uint32)

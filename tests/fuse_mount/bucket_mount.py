@@ -137,7 +137,7 @@ class BucketMount:
             time.sleep(0.05)
 
     def is_served(self) -> bool:
-        """Whether a living server answers."""
+        """Return whether a living server answers."""
         try:
             return (
                 not session.is_dead(str(self.mountpoint)) and os.path.ismount(self.mountpoint) and bool(self.status())

@@ -59,7 +59,7 @@ class BucketMounter:
             return fuse_mount.stop_server(info, **options)
 
     def now(self) -> BucketInfo:
-        """What is mounted now."""
+        """Return what is mounted now."""
         info = fuse_mount.bucket_mount_at(self.target, self.settings)
         assert info is not None, "nothing is mounted"
         return info
@@ -130,7 +130,7 @@ def unmount_by_hand(mountpoint: Path) -> None:
 
 
 def wait_until(folder: Path, ready: Callable[[], Any]) -> Any:
-    """What `ready` returns when it is true; asked again whenever a name in the folder changes."""
+    """Return what `ready` returns when it is true; asked again whenever a name in the folder changes."""
     with inotify(folder) as changed:
         while True:
             found = ready()
@@ -161,5 +161,5 @@ def inotify(folder: Path) -> Iterator[Callable[[], None]]:
 
 
 def mount_is_dead(info: BucketInfo) -> bool:
-    """Whether a mount is there that nobody serves."""
+    """Return whether a mount is there that nobody serves."""
     return is_dead(str(info.mountpoint))

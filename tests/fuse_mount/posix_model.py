@@ -33,7 +33,7 @@ CLOCK_STARTS_NS = 1_700_000_000 * 10**9
 
 
 class Subject(Protocol):
-    """What is compared with the plain directory."""
+    """Have what is compared with the plain directory."""
 
     def folder(self) -> Path:
         """Where it is mounted now."""
@@ -78,7 +78,7 @@ class Refused(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What stat(2) says that both sides must agree on. None: not comparable."""
+    """Hold what stat(2) says that both sides must agree on. None: not comparable."""
 
     mode: str
     size_bytes: int | None
@@ -115,7 +115,7 @@ class Side:
         return f"{self.root}/{path}" if path else str(self.root)
 
     def attempt(self, operation: str, *arguments: Any) -> Any:
-        """What an operation returns, or `Refused`."""
+        """Return what an operation returns, or `Refused`."""
         method: Callable[..., Any] = getattr(self, operation)
         try:
             return method(*arguments)
@@ -272,7 +272,7 @@ class Side:
         self._refuse(to)
 
     def _refuse(self, path: str) -> None:
-        """What worked on the plain side is taken back and refused there as an object store's mount refuses it."""
+        """Take back what worked on the plain side, and refuse it there as an object store's mount does."""
         if not self.refuses:
             return
         os.unlink(self.path(path))
@@ -351,7 +351,7 @@ def exchange(path: str, to: str) -> None:
 
 
 def exists(path: str) -> bool:
-    """Whether a path leads somewhere."""
+    """Return whether a path leads somewhere."""
     return os.path.exists(path)
 
 
@@ -369,8 +369,8 @@ def walk(root: Path) -> list[str]:
 
 
 def expected_objects(root: Path) -> tuple[dict[str, bytes], set[str], set[str]]:
-    """What a bucket must hold for a plain tree: objects (files, and links with their target as content), the markers it
-    may hold (folders), and those it must (empty folders). A FIFO has no bytes."""
+    """Return what a bucket must hold for a plain tree: objects (files, and links with their target as content), the
+    markers it may hold (folders), and those it must (empty folders). A FIFO has no bytes."""
     objects, folders, empty = {}, set(), set()
     for path in walk(root):
         full = os.path.join(root, path)

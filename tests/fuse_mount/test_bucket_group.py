@@ -1,4 +1,4 @@
-"""Who may do what on a read-write mount that a group shares, as other users see it."""
+"""Test who may do what on a read-write mount that a group shares, as other users see it."""
 
 from __future__ import annotations
 

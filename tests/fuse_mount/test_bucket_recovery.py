@@ -1,5 +1,5 @@
-"""What a mount that is killed at a chosen moment, with all that holds it, leaves to the next one, while nothing can be
-uploaded."""
+"""Test what a mount that is killed at a chosen moment, with all that holds it, leaves to the next one, while nothing
+can be uploaded."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from tests.fuse_mount.crash.rig import Writers, files_below
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Writers, dict[str, bytes]]]:
-    """What two writers left after some hundred operations, and they themselves."""
+    """Yield what two writers left after some hundred operations, and they themselves."""
     folder, manifests = tmp_path_factory.mktemp("tree"), tmp_path_factory.mktemp("manifests")
     with Writers(folder, manifests, 2, seed=1, plain=True) as writers:
         paths = [manifests / "w0.jsonl", manifests / "w1.jsonl"]

@@ -194,7 +194,7 @@ def test_a_host_that_ends_leaves_its_mounts_to_the_keeper(folder: Path, mounter:
 
 
 def is_ready(node: Node) -> bool:
-    """What the probe of Kubernetes finds."""
+    """Return what the probe of Kubernetes finds."""
     return subprocess.run(["sh", "-c", f'kill -0 "$(cat {node.folder / "ready"})"'], check=False).returncode == 0
 
 

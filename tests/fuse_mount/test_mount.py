@@ -1,4 +1,4 @@
-"""What a reader sees of a mounted snapshot, through the real kernel."""
+"""Test what a reader sees of a mounted snapshot, through the real kernel."""
 
 from __future__ import annotations
 

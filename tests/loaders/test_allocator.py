@@ -1,4 +1,4 @@
-"""What the thresholds do is seen in page faults, in processes of their own."""
+"""Test what the thresholds do is seen in page faults, in processes of their own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What users see of their dataset in a loader's workers: the dataset."""
+"""Test what users see of their dataset in a loader's workers: the dataset."""
 
 from __future__ import annotations
 

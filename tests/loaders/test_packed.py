@@ -1,4 +1,4 @@
-"""What `collate` makes of samples, and packed batches: with what transforms give, with nothing, and on a device."""
+"""Test what `collate` makes of samples, and packed batches: with transforms, with nothing, and on a device."""
 
 from __future__ import annotations
 

@@ -401,7 +401,7 @@ def test_this_ranks_next_epoch_is_published_behind_the_one_that_is_read(
 
 
 class Planned(Numbers):
-    """What it reads of a sample is told by the sample's number."""
+    """Tell by a sample's number what it reads of it."""
 
     def plan_source(self) -> PlanSource | None:
         return None

@@ -30,7 +30,7 @@ def dataset(faces_ref: str, settings: Settings, tmp_path: Path) -> ShardDataset:
 
 
 def _orders(dataset: ShardDataset, epochs: int) -> list[list[str]]:
-    """What the epochs are, each by a stream of its own."""
+    """Return what the epochs are, each by a stream of its own."""
     found = []
     for epoch in range(epochs):
         stream = dataset.stream(6, seed=3)

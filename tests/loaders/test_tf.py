@@ -47,7 +47,7 @@ FORMATS = ("webdataset", "tfrecord")
 
 
 class World(NamedTuple):
-    """What many tests read and none changes."""
+    """Make what many tests read and none changes."""
 
     settings: Settings
     faces: str

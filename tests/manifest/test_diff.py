@@ -1,4 +1,4 @@
-"""What changed between two snapshots, and that only what differs is read."""
+"""Test what changed between two snapshots, and that only what differs is read."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def changes(a: Manifest, b: Manifest) -> list[tuple[str, bytes]]:
 
 
 def ref(sources: tuple[Source, ...], entry: Entry) -> ObjectRef:
-    """What `Manifest.object_ref` must say."""
+    """Return what `Manifest.object_ref` must say."""
     source = sources[entry.source]
     key = (entry.key or source.prefix.encode() + entry.path).decode("utf-8", "surrogateescape")
     exact = ("", "") if source.content_addressed else (entry.etag, entry.version)

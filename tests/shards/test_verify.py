@@ -1,4 +1,4 @@
-"""What checking a shard set finds."""
+"""Test what checking a shard set finds."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def folder(make: Callable[..., str], shard: Callable[..., tuple[Path, Sharded]],
 
 @pytest.fixture
 def check(folder: Path, settings: Settings) -> Callable[[], dict[str, str]]:
-    """What is wrong with it, by file."""
+    """Return what is wrong with it, by file."""
     return lambda: {p.shard: p.message for p in api.verify_shards(str(folder), settings=settings)[1]}
 
 

@@ -50,7 +50,7 @@ class Live:
         self.bucket: Bucket = open_bucket_backend(self.url, settings, probe_prefix="p/")
 
     def keys(self) -> list[str]:
-        """What is in the bucket, asked for without the proxy."""
+        """Return what is in the bucket, asked for without the proxy."""
         found = self.server.client().list_objects_v2(Bucket=self.name)
         return [item["Key"] for item in found.get("Contents", [])]
 
@@ -78,7 +78,7 @@ def completes(method: str, path: str) -> bool:
 
 
 def drop(answer: Answer) -> None:
-    """What a client sees of a request that was carried out and whose answer is lost on the way."""
+    """Lose the answer to a request that was carried out, as a client sees it."""
     answer.status, answer.body = 502, b""
 
 
@@ -490,8 +490,8 @@ def test_a_server_that_says_of_no_uploads_that_they_are_not_there_has_none(
 
 
 class HttpConditions(FaultProxy):
-    """What Amazon documents: If-Match and If-None-Match, in quotes, on PUT, copies, completions and DELETE. Ceph behind
-    it does not see them. `wrong` are the requests whose conditions it refuses whatever they say."""
+    """Do as Amazon documents: If-Match and If-None-Match, in quotes, on PUT, copies, completions and DELETE. Ceph
+    behind it does not see them. `wrong` are the requests whose conditions it refuses whatever they say."""
 
     def __init__(self, server: CephRgw) -> None:
         self._behind = server

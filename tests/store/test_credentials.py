@@ -173,7 +173,7 @@ class Place:
         assert self.bucket.find("w")[0] is not None
 
     def refused(self) -> list[str]:
-        """What they say that is refused."""
+        """Return what they say that is refused."""
         said = []
         for call in (
             lambda: self.store.head("a"),

@@ -1,4 +1,4 @@
-"""What is tried again, for how long, and that a broken listing goes on where it broke."""
+"""Test what is tried again, for how long, and that a broken listing goes on where it broke."""
 
 from __future__ import annotations
 

@@ -149,7 +149,7 @@ def test_a_retrying_store_gets_through_a_bad_stretch(
 
 
 def whole_body(data: bytes) -> Callable[[Answer], None]:
-    """What a server does that knows no ranges."""
+    """Return what a server does that knows no ranges."""
 
     def change(answer: Answer) -> None:
         answer.status, answer.body = 200, data
@@ -531,7 +531,7 @@ def test_options_for_part_of_a_bucket_are_refused(open_it: Callable[..., ObjectS
 
 
 def in_child(call: Callable[[], bool]) -> bool:
-    """Whether `call()` is true in a forked child; a child that hangs or crashes is false."""
+    """Return whether `call()` is true in a forked child; a child that hangs or crashes is false."""
     pid = os.fork()
     if not pid:
         try:

@@ -1,4 +1,4 @@
-"""What users type, cut into store and keys; and what is refused without repeating a secret."""
+"""Test what users type, cut into store and keys; and what is refused without repeating a secret."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a conflict is, and what the loser is called."""
+"""Test what a conflict is, and what the loser is called."""
 
 from __future__ import annotations
 

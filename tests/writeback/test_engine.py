@@ -1,4 +1,4 @@
-"""What is pending survives the process, and what nothing refers to any more goes only when that is durable."""
+"""Test what is pending survives the process, and what nothing refers to any more goes only when that is durable."""
 
 from __future__ import annotations
 

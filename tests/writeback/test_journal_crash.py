@@ -1,4 +1,4 @@
-"""What a crash leaves of the journal: some prefix of the groups, at least up to the last one that was acknowledged."""
+"""Test what a crash leaves of the journal: some prefix of the groups, up to the last acknowledged one at least."""
 
 from __future__ import annotations
 

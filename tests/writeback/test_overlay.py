@@ -1,4 +1,4 @@
-"""What is pending, by key, folder and need."""
+"""Test what is pending, by key, folder and need."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.ceph
 
 
 def lose(answer: Answer) -> None:
-    """What was asked for is done, and yet the answer says that the store is out of order."""
+    """Do what was asked for, and yet answer that the store is out of order."""
     answer.status, answer.body = 503, b"<Error><Code>SlowDown</Code></Error>"
 
 

@@ -36,7 +36,7 @@ MAX_CLEAN_COPIES = 20_000
 SAMPLE_EVERY_S = 1.0
 _RESERVE_BYTES = 64 << 20
 _JOURNAL_SHARE = 16
-"""What no pending file has in the journal takes a 16th of the limit at most: two segments (`api.open_bucket`)."""
+"""Dead records of the journal take a 16th of the limit at most: two segments (`api.open_bucket`)."""
 _RESERVE_SHARE = 50
 """Left free of the file system, a 50th of it at most: what is full to the last block cannot be tidied up either."""
 WATCHED_BYTES = 64 << 10

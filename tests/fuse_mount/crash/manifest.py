@@ -1,5 +1,5 @@
-"""What a writer was told, in a file that outlives everything: before each operation what it is to do, and after it that
-it was acknowledged. From this the checker knows what every file may hold.
+"""Record what a writer was told, in a file that outlives everything: before each operation what it is to do, and
+after it that it was acknowledged. From this the checker knows what every file may hold.
 
 The files' contents follow from a token and a size, so the manifest stays small. A file's state is `TOKEN:SIZE`, None
 where there is none, or UNKNOWN where an operation failed in the middle and nobody has tidied up yet. Logs are kept
@@ -36,7 +36,7 @@ class Log:
     """How many of the bytes were acknowledged."""
 
     def allows(self, data: bytes | None) -> bool:
-        """Whether the file may hold this. None: it is not there."""
+        """Return whether the file may hold this. None: it is not there."""
         found = data or b""
         return len(found) >= self.acknowledged and self.intended.startswith(found)
 
@@ -62,7 +62,7 @@ class Ledger:
 
     @staticmethod
     def read(path: Path) -> Ledger:
-        """What a manifest says."""
+        """Return what a manifest says."""
         ledger = Ledger()
         for line in path.read_text(encoding="utf-8").splitlines():
             ledger._apply(json.loads(line))
@@ -121,7 +121,7 @@ class Ledger:
 
 
 def problems_of(ledger: Ledger, found: Mapping[str, bytes]) -> list[str]:
-    """What is lost, torn or back from the dead in the files of one writer. `found` is everything there is."""
+    """Return what is lost, torn or back from the dead in the files of one writer. `found` is everything there is."""
     problems = list(ledger.problems)
     uncertain = {path for changes in ledger.pending.values() for path in changes}
     for path, state in ledger.states.items():
@@ -143,7 +143,7 @@ def problems_of(ledger: Ledger, found: Mapping[str, bytes]) -> list[str]:
 
 
 def holds(found: Mapping[str, bytes], path: str, state: State) -> bool:
-    """Whether a path is in a state."""
+    """Return whether a path is in a state."""
     if state == UNKNOWN:
         return True
     data = found.get(path)
@@ -153,7 +153,7 @@ def holds(found: Mapping[str, bytes], path: str, state: State) -> bool:
 
 
 def told(found: Mapping[str, bytes], path: str) -> str:
-    """What is there, for people."""
+    """Return what is there, for people."""
     return f"{len(found[path])} bytes {found[path][:8].hex()}…" if path in found else "nothing"
 
 

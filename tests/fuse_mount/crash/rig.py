@@ -55,7 +55,7 @@ class Writers:
             process.wait()
 
     def problems(self, found: Mapping[str, bytes]) -> list[str]:
-        """What is wrong with everything that was found: keys begin with a writer's folder."""
+        """Return what is wrong with everything that was found: keys begin with a writer's folder."""
         problems = []
         for name, manifest in self._manifests.items():
             ours = {path: data for path, data in found.items() if path.startswith(f"{name}/")}

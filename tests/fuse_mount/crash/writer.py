@@ -207,7 +207,7 @@ class Writer:
             self.settle_log(path)
 
     def read_back(self) -> None:
-        """What is told now must be right, or fail."""
+        """Check that what is told now is right, or fails."""
         files = self.there()
         if not files:
             return
@@ -271,7 +271,7 @@ class Writer:
         self.ledger.settle(number, {self.key(path): None})
 
     def look(self, path: str, *, sync: bool) -> bytes | None:
-        """What is there, durably if `sync`; waits for the mount to be back."""
+        """Return what is there, durably if `sync`; waits for the mount to be back."""
         begin = time.monotonic()
         while True:
             self.check_patience(begin)
@@ -314,7 +314,7 @@ class Writer:
             time.sleep(_PAUSE_S)
 
     def mounted(self) -> bool:
-        """Whether the folder is that of the mount. (It is nowhere else, but its absence proves nothing.)"""
+        """Return whether the folder is that of the mount. (It is nowhere else, but its absence proves nothing.)"""
         found = os.stat(self.folder)
         return stat.S_ISDIR(found.st_mode) and found.st_dev != self.outside
 
@@ -331,7 +331,7 @@ class Writer:
 
 
 def describe(found: dict[str, bytes], wanted: dict[str, State]) -> str:
-    """What is there and what was wanted, for people."""
+    """Return what is there and what was wanted, for people."""
     return ", ".join(
         f"{path}: {len(found[path]) if path in found else 'no'} bytes (to be {state})" for path, state in wanted.items()
     )
