@@ -145,14 +145,15 @@ class AreaLease:
         self._catalog.close()
 
     def _keep(self) -> None:
-        pause_s = renew_every_s = self._good_s / _RENEWALS
-        while not self._ended.wait(pause_s):
+        every_s, fails = self._good_s / _RENEWALS, False
+        while not self._ended.wait(min(every_s, _AGAIN_S) if fails else every_s):
             try:
                 self._renew()
-                pause_s = renew_every_s
+                fails = False
             except DatacacheError as exc:
-                pause_s = min(renew_every_s, _AGAIN_S)
-                log.warning("the lease on a staging area is not renewed: %s", exc)
+                if not fails:
+                    log.warning("the lease on a staging area is not renewed: %s", exc)
+                fails = True
             if self.taken_by:
                 log.error("the node %s has taken over what was pending here. %s", self.taken_by, _HINT)
                 return
