@@ -57,7 +57,7 @@ class ClusterWay:
 
 def main() -> None:
     with benchmark(
-        __doc__, nodes=([3, 8], [3]), files=(2000, 60), size=OBJECT_BYTES, epochs=(3, 2), readers=1, mbit=0.0
+        __doc__, nodes=([3, 8], [3]), files=(2000, 60), size=OBJECT_BYTES, epochs=(3, 1), readers=1, mbit=0.0
     ) as (args, work):
         for count in args.nodes:
             try:

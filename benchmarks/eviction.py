@@ -30,7 +30,7 @@ def main() -> None:
         size=OBJECT_BYTES,
         share=0.5,
         epochs=(4, 2),
-        policies=["keep", "lru", "clairvoyant"],
+        policies=(["keep", "lru", "clairvoyant"], ["clairvoyant"]),
         reads=(["all", "half", "weighted"], ["all"]),
         pace=500.0,
     ) as (args, work):

@@ -41,7 +41,7 @@ def main() -> None:
         {"systems": SYSTEMS},
         files=(5000, 50),
         size=OBJECT_BYTES,
-        readers=[1, 2],
+        readers=([1, 2], [2]),
         rounds=(3, 1),
         systems=SYSTEMS,
     ) as (args, work):

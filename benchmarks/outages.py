@@ -30,7 +30,7 @@ PAUSE_S = 0.02
 
 
 def main() -> None:
-    with benchmark(__doc__, files=(4000, 100), readers=(8, 2), seconds=(58.0, 6.0)) as (args, work):
+    with benchmark(__doc__, files=(4000, 100), readers=(8, 2), seconds=(58.0, 2.0)) as (args, work):
         server = work.s3()
         make_files(server.make_bucket("images"), args.files, FILE_BYTES)
         try:

@@ -549,7 +549,7 @@ class CatalogConformance(CollectConformance, DocumentsConformance):
         self, catalog: Catalog, catalog_url: str
     ) -> None:
         chance = random.Random(7)
-        for round_number in range(12):
+        for round_number in range(6):
             acknowledged = reported_until_killed(
                 _write_until_killed, catalog_url, round_number, after_s=chance.uniform(0.02, 0.15)
             )

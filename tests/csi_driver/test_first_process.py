@@ -1,6 +1,6 @@
 """A node's containers with the commands of the chart, as a kubelet keeps them, while their processes are killed.
 
-`DATACACHE_TEST_KILLS` (how many kills the long test has, 8) asks for more.
+`DATACACHE_TEST_KILLS` (how many kills the long test has, 5) asks for more.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tests.deploy.test_manifests import node_container
 from tests.fuse_mount.test_crashes import Readers
 from tests.promises import promise
 
-KILLS = int(os.environ.get("DATACACHE_TEST_KILLS") or 8)
+KILLS = int(os.environ.get("DATACACHE_TEST_KILLS") or 5)
 RUN = [sys.executable, "-m", "csi_driver.first_process"]
 
 

@@ -153,7 +153,7 @@ def test_killing_the_cache_daemon_is_not_even_noticed(
 ) -> None:
     trial = experiment(writable_rclone)
     kills = {"daemon": trial.mount.kill_daemons}
-    said = trial.write(lambda: disturb(5, random.Random(SEED), kills, apart_s=0.5))
+    said = trial.write(lambda: disturb(3, random.Random(SEED), kills, apart_s=0.5))
     assert said["failed"] == {}
 
 

@@ -126,6 +126,8 @@ class TestCephByS3fs(_S3fs):
 
 @pytest.mark.ceph
 class TestCeph(_S3):
+    page_test_keys = 1100
+
     @pytest.fixture
     def store(self, ceph_rgw: CephRgw, open_s3: Callable[..., ObjectStore]) -> ObjectStore:
         return open_s3(ceph_rgw)
