@@ -1,4 +1,4 @@
-"""Order in which a second node gets what is pending, is named for it, and writers are told."""
+"""What brings changes to a second node: what it needs, and the order of bringing, naming and acknowledging."""
 
 from __future__ import annotations
 
@@ -6,14 +6,18 @@ import json
 from contextlib import ExitStack
 from pathlib import Path
 
+import pytest
+
 from datacache.catalog.open import open_catalog_url
 from datacache.cluster.replicas.lease import AreaLease
+from datacache.cluster.replicas.opening import open_replication
 from datacache.cluster.replicas.sender import ReplicaSender
-from datacache.core.errors import StagingError
+from datacache.core.errors import StagingError, UsageError
 from datacache.exchange.frames import Frame, FrameSocket, Kind
 from datacache.exchange.wire import encode_error
 from datacache.settings import load_settings
 from datacache.writeback.model import PENDING
+from datacache.writeback.staging.area import StagingArea
 from tests.cluster.test_peers import Nodes
 from tests.daemon.test_fetcher import until
 from tests.promises import promise
@@ -55,3 +59,13 @@ def test_a_second_node_has_what_was_acknowledged_without_one_before_it_is_named(
             found = set(got)
             nodes.over.set()
         assert found == {PENDING + "before", PENDING + "meanwhile"}
+
+
+def test_a_lease_lasts_for_two_requests_to_the_store(tmp_path: Path) -> None:
+    names = {"HOME": tmp_path, "CATALOG": "mongodb://127.0.0.1:1/d", "REPLICA_LEASE_S": 59, "STORE_TIMEOUT_S": 30}
+    settings = load_settings({f"DATACACHE_{name}": str(value) for name, value in names.items()})
+    with (
+        StagingArea.open(tmp_path / "staging", "s3://bucket", who="test") as area,
+        pytest.raises(UsageError, match="59 s are less than two of 30 s"),
+    ):
+        open_replication(settings, area, "", required=True, in_use=False)

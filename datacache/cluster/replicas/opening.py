@@ -57,7 +57,7 @@ def open_replication(
         lease.close(done=False)
         raise AreaTakenError(
             f"while this node was away the node {lease.taken_by} took over what was pending here, and uploads it; "
-            f"nothing of it is uploaded from here, and {aside} can be deleted"
+            f"nothing of it is uploaded from here, and when that is done {aside} can be deleted"
         )
     marker = area.folder / REPLICATED
     replace_file(marker, b"")
