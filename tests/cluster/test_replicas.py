@@ -221,6 +221,7 @@ def test_a_node_that_was_away_for_longer_than_its_lease_uploads_nothing_any_more
     bucket, home = f"back-{put_away.__name__}", cluster.homes[0]
     (cluster.store.make_bucket(bucket) / "first").write_bytes(b"1")
     mounted = Mounted(cluster, home, bucket)
+    assert (mounted.folder / "first").read_bytes() == b"1"
     cluster.proxy.refuse()
     mounted.write("first", b"2")
     mounted.write("large", bytes(LARGE_BYTES))
