@@ -18,7 +18,10 @@ run() { say "$@"; ".venv/bin/$1" "${@:2}"; }
 types=$(mktemp)
 .venv/bin/mypy >"$types" 2>&1 &
 mypy=$!
-trap 'rm -f "$types"; kill "$mypy" 2>/dev/null || true' EXIT
+# So is what tests import compiled, once: else each of the processes that run them does it, at the same time.
+.venv/bin/pytest -q --collect-only -p no:cacheprovider "$@" >/dev/null 2>&1 &
+compiling=$!
+trap 'rm -f "$types"; kill "$mypy" "$compiling" 2>/dev/null || true' EXIT
 run ruff format --check .
 run ruff check .
 run lint-imports --no-logo
@@ -27,6 +30,7 @@ NO_MKDOCS_2_WARNING=1 run mkdocs build --strict --quiet
 say mypy
 wait "$mypy" || { cat "$types"; exit 1; }
 cat "$types"
+wait "$compiling" || true  # the tests tell what is wrong
 
 # Run tests. A machine at work can be late by seconds, so up to three that fail are run once more with nothing beside
 # them. What passes then is named at the end: it wants mending all the same.

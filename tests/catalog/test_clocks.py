@@ -81,7 +81,7 @@ class Site:
         return len(list(api.verify_snapshot(ref, read=True, settings=self.settings)))
 
 
-@pytest.fixture(params=["sqlite, folder", "mongod, folder", "sqlite, s3", "mongod, s3"])
+@pytest.fixture(params=["sqlite, folder", "mongod, folder", "mongod, s3"])
 def site(
     request: pytest.FixtureRequest,
     mongod: Mongod,

@@ -83,6 +83,21 @@ def mounter(settings: Settings, tmp_path: Path) -> Iterator[Mounter]:
     leftovers.unmount_under(tmp_path)
 
 
+@pytest.fixture
+def bucket(tmp_path: Path) -> Path:
+    """A folder that is used as a bucket by somebody else, too."""
+    path = tmp_path / "bucket"
+    path.mkdir()
+    return path
+
+
+@pytest.fixture(scope="session")
+def writable_rclone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RcloneS3]:
+    """Nobody puts files into its folders but through it, so it need not look for them."""
+    with RcloneS3(tmp_path_factory.mktemp("rclone"), live=False, log_requests=False) as server:
+        yield server
+
+
 def files_below(folder: Path) -> dict[str, bytes]:
     """Relative path → content of every file."""
     return {

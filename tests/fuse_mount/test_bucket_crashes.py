@@ -12,7 +12,7 @@ import random
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -85,13 +85,6 @@ class Experiment:
             assert writers.problems(files_below(other.mountpoint)) == []
         finally:
             other.unmount()
-
-
-@pytest.fixture(scope="module")
-def writable_rclone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RcloneS3]:
-    """Nobody puts files into its folders but through it, so it need not look for them."""
-    with RcloneS3(tmp_path_factory.mktemp("rclone"), live=False, log_requests=False) as server:
-        yield server
 
 
 @pytest.fixture

@@ -73,13 +73,6 @@ class Mount:
 
 
 @pytest.fixture
-def bucket(tmp_path: Path) -> Path:
-    path = tmp_path / "bucket"
-    path.mkdir()
-    return path
-
-
-@pytest.fixture
 def mount(bucket: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mount]:
     made = Mount(bucket, settings, monkeypatch)
     yield made

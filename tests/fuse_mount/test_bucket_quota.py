@@ -30,13 +30,12 @@ Open = Callable[..., Directory]
 
 
 @pytest.fixture
-def bucket(tmp_path: Path) -> Path:
-    """A folder that is used as a bucket, with 60,000 bytes in it."""
-    path = tmp_path / "bucket"
-    (path / "sub").mkdir(parents=True)
-    (path / "old").write_bytes(b"o" * 40_000)
-    (path / "sub" / "older").write_bytes(b"o" * 20_000)
-    return path
+def bucket(bucket: Path) -> Path:
+    """With 60,000 bytes in it."""
+    (bucket / "sub").mkdir()
+    (bucket / "old").write_bytes(b"o" * 40_000)
+    (bucket / "sub" / "older").write_bytes(b"o" * 20_000)
+    return bucket
 
 
 @pytest.fixture

@@ -33,14 +33,6 @@ Open = Callable[..., Directory]
 
 
 @pytest.fixture
-def bucket(tmp_path: Path) -> Path:
-    """A folder that is used as a bucket."""
-    path = tmp_path / "bucket"
-    path.mkdir()
-    return path
-
-
-@pytest.fixture
 def opened(bucket: Path, settings: Settings) -> Iterator[Open]:
     """Opens the bucket; a second call is the next process."""
     current: list[LiveBucket] = []

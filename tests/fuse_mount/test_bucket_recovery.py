@@ -29,13 +29,6 @@ SIZES = (5, LARGE)
 _numbers = itertools.count()
 
 
-@pytest.fixture(scope="module")
-def writable_rclone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RcloneS3]:
-    """Nobody puts files into its folders but through it, so it need not look for them."""
-    with RcloneS3(tmp_path_factory.mktemp("rclone"), live=False, log_requests=False) as server:
-        yield server
-
-
 @pytest.fixture
 def proxy(writable_rclone: RcloneS3) -> Iterator[FaultProxy]:
     with FaultProxy(writable_rclone.endpoint) as proxy:
