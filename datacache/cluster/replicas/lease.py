@@ -44,6 +44,11 @@ class LeaseState(NamedTuple):
         """Return the document's text."""
         return json.dumps(self._asdict())
 
+    def replace_document(self, catalog: Catalog, area_id: str, old: str | None) -> bool:
+        """Put this in the place of the text that was read; return whether that was still there. The catalog's
+        errors."""
+        return catalog.set_document(LEASES, area_id, self.encode(), old=old)
+
 
 def read_lease(catalog: Catalog, area_id: str) -> tuple[str | None, LeaseState | None]:
     """Return the text of an area's document, and what it says; None for neither. The catalog's errors."""
@@ -60,32 +65,6 @@ def read_lease(catalog: Catalog, area_id: str) -> tuple[str | None, LeaseState |
         raise StagingError(
             f"the catalog's document {LEASES}/{area_id} makes no sense", hint="Another version of datacache wrote it."
         ) from exc
-
-
-def take_over(catalog: Catalog, area_id: str, node: str) -> bool:
-    """Take the lease of an area of which this node has the replica, if it has ended; return whether it is this node's.
-    The catalog's errors."""
-    text, state = read_lease(catalog, area_id)
-    if state is None or state.taken:
-        return state is not None and state.taken == node
-    if state.replica != node or catalog.now_s() <= state.until_s:
-        return False
-    return catalog.set_document(LEASES, area_id, state._replace(taken=node).encode(), old=text)
-
-
-def end_taken(catalog: Catalog, area_id: str) -> None:
-    """Note that all of an area that this node has taken is uploaded. The catalog's errors."""
-    text, state = read_lease(catalog, area_id)
-    if state is not None:
-        catalog.set_document(LEASES, area_id, state._replace(done=True).encode(), old=text)
-
-
-def forget_taken(catalog: Catalog, area_id: str) -> None:
-    """Remove the document of an area that is put aside, unless the node that took it needs it still. The catalog's
-    errors."""
-    text, state = read_lease(catalog, area_id)
-    if state is not None and state.done:
-        catalog.remove_document(LEASES, area_id, old=text)
 
 
 class AreaLease:
@@ -133,11 +112,12 @@ class AreaLease:
             )
 
     def close(self, *, done: bool) -> None:
-        """Renew it no more; with `done`, as nothing is pending, there is no lease and no replica any more."""
+        """Renew it no more; with `done`, as nothing is left for this node to do, there is no lease and no replica any
+        more, unless the node that has the area needs it still."""
         self._ended.set()
         if self._thread is not None:
             self._thread.join()
-        if done and not self.taken_by:
+        if done and (self._state.done or not self.taken_by):
             try:
                 self._catalog.remove_document(LEASES, self._area_id, old=self._text)
             except DatacacheError as exc:
@@ -165,11 +145,11 @@ class AreaLease:
                 until_s = self._catalog.now_s() + self._lease_s
                 text, state = read_lease(self._catalog, self._area_id)
                 if state is not None and state.taken:
-                    self.taken_by = state.taken
+                    self._text, self._state, self.taken_by = text, state, state.taken
                     return
                 kept = state.replica if state is not None else ""
                 new = LeaseState(self._node, kept if replica is None else replica, until_s)
-                if self._catalog.set_document(LEASES, self._area_id, new.encode(), old=text):
+                if new.replace_document(self._catalog, self._area_id, text):
                     self._text, self._state = new.encode(), new
                     self._valid_until = began + self._good_s
                     return

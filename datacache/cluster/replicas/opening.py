@@ -7,7 +7,7 @@ import socket
 from datacache.catalog.open import open_catalog_url
 from datacache.cluster.members import open_members
 from datacache.cluster.peers import open_peers
-from datacache.cluster.replicas.lease import AreaLease, forget_taken
+from datacache.cluster.replicas.lease import AreaLease
 from datacache.cluster.replicas.sender import ReplicaSender
 from datacache.core.disk import replace_file, sync_folder
 from datacache.core.errors import StagingError, UsageError
@@ -53,8 +53,7 @@ def open_replication(
         if in_use:
             lease.check()
         aside = area.put_aside()
-        forget_taken(catalog, area.id)
-        lease.close(done=False)
+        lease.close(done=True)
         raise AreaTakenError(
             f"while this node was away the node {lease.taken_by} took over what was pending here, and uploads it; "
             f"nothing of it is uploaded from here, and when that is done {aside} can be deleted"

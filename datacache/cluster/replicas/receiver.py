@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from datacache.catalog.open import open_catalog_url
-from datacache.cluster.replicas.lease import end_taken, read_lease, take_over
+from datacache.cluster.replicas.lease import LeaseState, read_lease
 from datacache.core.disk import write_all
 from datacache.core.errors import DatacacheError, StagingError, UsageError
 from datacache.settings import Settings
@@ -224,9 +224,13 @@ class Replicas:
             if state is None or state.done or (state.taken and state.taken != self._node):
                 self._drop(area_id)  # all of it is uploaded, or another node's affair
             elif self._node in (state.taken, state.replica):
-                if (state.taken or alike >= _LOOKS) and take_over(self._catalog, area_id, self._node):
-                    self._close(area_id)
-                    self._upload(area_id, state.node)
+                if not state.taken and alike >= _LOOKS and self._catalog.now_s() > state.until_s:
+                    taken = state._replace(taken=self._node)
+                    if taken.replace_document(self._catalog, area_id, text):
+                        text, state = taken.encode(), taken
+                        self._close(area_id)
+                if state.taken:
+                    self._upload(area_id, text, state)
             elif replica is None or time.monotonic() - replica.heard_at > _SILENT_S:
                 self._drop(area_id)  # another node has more
 
@@ -235,20 +239,20 @@ class Replicas:
         self._close(area_id)
         shutil.rmtree(self._root / area_id, ignore_errors=True)
 
-    def _upload(self, area_id: str, node: str) -> None:
+    def _upload(self, area_id: str, text: str | None, state: LeaseState) -> None:
         """Have a process upload a replica, or see how it goes on."""
         process = self._uploading.get(area_id)
         code = process.poll() if process is not None else None
         if code == 0:
-            end_taken(self._catalog, area_id)  # else again, in a moment
+            state._replace(done=True).replace_document(self._catalog, area_id, text)  # else again, in a moment
             del self._uploading[area_id]
-            log.warning("all that was pending on the node %s (%s) is uploaded", node, area_id)
+            log.warning("all that was pending on the node %s (%s) is uploaded", state.node, area_id)
             self._drop(area_id)
         elif process is None or code is not None:
             if time.monotonic() < self._again_at.get(area_id, 0.0):
                 return
             self._again_at[area_id] = time.monotonic() + _AGAIN_S
-            log.warning("the node %s is gone: uploading what it has left in %s", node, self._root / area_id)
+            log.warning("the node %s is gone: uploading what it has left in %s", state.node, self._root / area_id)
             self._uploading[area_id] = subprocess.Popen(
                 [sys.executable, "-m", "datacache.api.takeover", str(self._root / area_id)],
                 stdin=subprocess.DEVNULL,

@@ -152,8 +152,9 @@ class ReplicaSender:
             self._changed.notify_all()
         if self._thread is not None:
             self._thread.join()
+        done = done and not self._lease.taken_by
         self._lease.close(done=done)
-        if done and not self._lease.taken_by:
+        if done:
             self._done()
         if self._peers is not None:
             self._peers.close()
