@@ -43,7 +43,7 @@ def test_a_store_that_takes_seconds_is_asked_once_for_each_block(cluster: Cluste
 
     def hold() -> None:
         until(lambda: sum(data.name in request for request in cluster.proxy.requests) >= 3)
-        threading.Event().wait(3 * MOST_S)  # longer than any node may be silent
+        threading.Event().wait(2 * MOST_S)  # longer than any node may be silent
         go_on.set()
 
     try:
@@ -58,7 +58,7 @@ def test_a_store_that_takes_seconds_is_asked_once_for_each_block(cluster: Cluste
 
 @promise("An owner whose store is slow is waited for as long as it shows signs of life")
 def test_a_block_that_is_on_its_way_for_seconds_is_asked_for_once(cluster: Cluster) -> None:
-    data = cluster.data(sizes=[BLOCK_BYTES] * 2)
+    data = cluster.data(sizes=[BLOCK_BYTES])
     for node in cluster.network.nodes:
         node.limit(24.0)  # a second and a half for a block
     try:
