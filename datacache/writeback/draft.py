@@ -47,8 +47,11 @@ class Draft:
         "_spilled",
         "attributes",
         "changes",
+        "charged",
+        "extent",
         "settled_changes",
         "size",
+        "unsettled_bytes",
     )
 
     def __init__(self, engine: WriteBack, attributes: Attributes, slot: Slot | None, size: int = 0) -> None:
@@ -67,6 +70,12 @@ class Draft:
         """How often it was changed."""
         self.settled_changes = 0
         """How many of these changes are durable and in the overlay."""
+        self.unsettled_bytes = 0
+        """Bytes that were written since it was last settled."""
+        self.extent = 0
+        """Bytes that it has when the writes that are under way have ended."""
+        self.charged = 0
+        """Bytes that it counts for beside what was acknowledged; negative where it is smaller."""
 
     @staticmethod
     def of_bytes(engine: WriteBack, attributes: Attributes, data: bytes = b"") -> Draft:
@@ -93,6 +102,11 @@ class Draft:
         """Count a change that is about to be made, or was: now is the file's time."""
         self.changes += 1
         self.attributes = self.attributes._replace(mtime_ns=time.time_ns())
+
+    def charge(self, n_bytes: int) -> None:
+        """Count so many bytes beside what was acknowledged."""
+        self._engine.usage.draft_bytes += n_bytes - self.charged
+        self.charged = n_bytes
 
     def content(self) -> Content:
         """Return what `Pending` is to say of the bytes as they are now."""
@@ -241,6 +255,7 @@ class Draft:
 
     def close(self) -> None:
         """Let go of the bytes. What nothing in the overlay refers to is deleted."""
+        self.charge(0)
         self._let_go()
 
     def _spill(self) -> None:

@@ -28,7 +28,7 @@ from typing import Any, Protocol
 
 from datacache.core.disk import FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE, allocate
 
-MAGIC = b"dckept01"
+MAGIC = b"dckept02"
 """Names the version of the items, too: a server that knows another one begins with nothing."""
 _START_AT, _SIZE_AT = 8, 16
 _NUMBER = struct.Struct("@Q")

@@ -316,9 +316,9 @@ def test_what_is_kept_has_the_version_that_it_says():
     """A server of another version of the package reads this. A field at the end that has a default needs no other
     version; anything else needs another `MAGIC`, and then files that are open do not outlive the upgrade."""
     assert {MAGIC: (NodeRow._fields, FileRow._fields)} == {
-        b"dckept01": (
+        b"dckept02": (
             ("parent", "name", "is_folder", "lookups", "ctime_ns", "mtime_ns", "is_gone", "cached"),
-            ("attributes", "content", "base", "staged", "slot", "size_bytes", "is_dirty", "names", "spoiled"),
+            ("attributes", "content", "base", "staged", "slot", "size_bytes", "is_dirty", "name_state", "spoiled"),
         )
     }
 

@@ -8,89 +8,35 @@ from __future__ import annotations
 
 import errno
 import io
-import os
 import time
 from collections.abc import Callable
 from typing import TypeVar
 
 from datacache.core.disk import FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE, FALLOC_ZERO_RANGE
 from datacache.core.errors import ObjectChangedError, ObjectNotFoundError, StagingError
-from datacache.core.ids import BLOCK_BYTES, ObjectRef, block_id, block_length, object_id
+from datacache.core.ids import BLOCK_BYTES
 from datacache.writeback.draft import INLINE_BYTES, Draft
 from datacache.writeback.journal.segments import FULL
 from datacache.writeback.live import LiveBucket
 from datacache.writeback.model import Content, Logged, Staged, Stored
 from datacache.writeback.sections import Answer, Load, complete
 from fuse_mount.bucket.fs.notes import SIZE, Notes
-from fuse_mount.bucket.fs.tree import LOCAL, OpenFile
+from fuse_mount.bucket.fs.open_file import (
+    QUICK_BYTES,
+    BytesReader,
+    Clean,
+    FileReader,
+    Name,
+    OpenFile,
+    Reader,
+    StoredReader,
+)
+from fuse_mount.bucket.fs.tree import LOCAL
 from fuse_mount.bucket.fs.view import State
 
 T = TypeVar("T")
 _COPIED_AT_A_TIME = 64 * 2**20
 """Bytes of one staged file that one request copies into another: the program may be interrupted in between."""
-QUICK_BYTES = 64 * 1024
-"""Up to here a read or write of a local file is done at once, and not in a thread."""
-
-
-class BytesReader:
-    """Bytes in memory. Of a reader, `here` returns what can be had at once, or None; `read` may wait."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-
-    def read(self, offset: int, size: int) -> bytes:
-        return self._data[offset : offset + size]
-
-    here = read
-
-
-class FileReader:
-    """A staged file, or a clean copy of an object."""
-
-    def __init__(self, fd: int) -> None:
-        self.file = io.FileIO(fd, "rb")  # closed when the last read in a thread has ended
-
-    def here(self, offset: int, size: int) -> bytes | None:
-        return self.read(offset, size) if size <= QUICK_BYTES else None
-
-    def read(self, offset: int, size: int) -> bytes:
-        parts = []
-        while size > 0 and (part := os.pread(self.file.fileno(), size, offset)):
-            parts.append(part)
-            offset, size = offset + len(part), size - len(part)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
-
-
-class StoredReader:
-    """An object of the bucket, through the node's cache."""
-
-    def __init__(self, live: LiveBucket, content: Stored) -> None:
-        self._blocks = live.blocks
-        full = live.engine.prefix + content.key
-        self._ref = ObjectRef(live.engine.bucket.url, full, content.size_bytes, content.etag)
-        self._id = object_id(self._ref)
-
-    def here(self, offset: int, size: int) -> bytes | None:
-        number = offset // BLOCK_BYTES
-        start = offset - number * BLOCK_BYTES
-        if start + size > block_length(self._ref.size_bytes, number):
-            return None
-        view = self._blocks.local.view(block_id(self._id, number), start, start + size)
-        return bytes(view) if view is not None else None
-
-    def read(self, offset: int, size: int) -> bytes:
-        parts = []
-        end = min(offset + size, self._ref.size_bytes)
-        while offset < end:
-            number = offset // BLOCK_BYTES
-            first = number * BLOCK_BYTES
-            stop = min(end, first + BLOCK_BYTES)
-            parts.append(bytes(self._blocks.read(self._ref, number, offset - first, stop - first)))
-            offset = stop
-        return parts[0] if len(parts) == 1 else b"".join(parts)
-
-
-Reader = BytesReader | FileReader | StoredReader
 
 
 class OpenFiles:
@@ -103,24 +49,22 @@ class OpenFiles:
 
     def read(self, file: OpenFile, offset: int, size: int) -> bytes:
         """Return bytes of an open file."""
-        draft = file.draft
-        if draft is not None:
-            if draft.in_memory(0) or size <= QUICK_BYTES:
-                return draft.read(offset, size)
-            raise Answer(lambda: draft.read(offset, size))
+        state = file.state
+        if isinstance(state, Draft):
+            if state.in_memory(0) or size <= QUICK_BYTES:
+                return state.read(offset, size)
+            raise Answer(lambda: state.read(offset, size))
         size = min(size, file.content.size_bytes - offset)
         if size <= 0:
             return b""
-        if file.reader is None:
-            file.reader = self._reader(file)
-        reader = file.reader
+        reader = self._reader_of(file, state)
         found = reader.here(offset, size)
         if found is not None:
             return found
         content = file.content
         raise Answer(lambda: self._read(file, content, reader, offset, size))
 
-    def _read(self, file: OpenFile, content: Content, reader: Reader, offset: int, size: int) -> bytes:
+    def _read(self, file: OpenFile, content: Content, reader: Reader | Draft, offset: int, size: int) -> bytes:
         while True:
             try:
                 return reader.read(offset, size)
@@ -129,10 +73,13 @@ class OpenFiles:
                 with self._engine.lock:
                     if file.content == content:
                         raise
-                    content = file.content
-                    if file.reader is None:
-                        file.reader = self._reader(file)
-                    reader = file.reader
+                    content, state = file.content, file.state
+                    reader = state if isinstance(state, Draft) else self._reader_of(file, state)
+
+    def _reader_of(self, file: OpenFile, state: Clean) -> Reader:
+        if state.reader is None:
+            state.reader = self._reader(file)
+        return state.reader
 
     def _reader(self, file: OpenFile) -> Reader:
         content = file.content
@@ -148,15 +95,15 @@ class OpenFiles:
 
     def set_content(self, file: OpenFile, content: Content) -> None:
         """Give a file other bytes."""
-        if content != file.content:
-            file.reader = None
+        if content != file.content and isinstance(file.state, Clean):
+            file.state.reader = None
         file.content = content
         self.charge(file)
 
     def set_place(self, file: OpenFile, content: Content) -> None:
         """Note that a file's bytes lie somewhere else now. Those that have them open here go on reading them."""
-        if isinstance(file.reader, StoredReader):
-            file.reader = None
+        if isinstance(file.state, Clean) and isinstance(file.state.reader, StoredReader):
+            file.state.reader = None
         file.content = content
 
     def keep_bytes(self, file: OpenFile) -> None:
@@ -176,45 +123,40 @@ class OpenFiles:
 
     # --- drafts ------------------------------------------------------------------------------------------------------
 
-    def expect_current(self, file: OpenFile) -> None:
-        """Raise ESTALE for a file that somebody else has replaced or deleted. Who deleted it here knows that what is
-        written then goes with it; these writers do not."""
-        if file.replaced:
-            raise OSError(errno.ESTALE, "it was changed elsewhere", file.node.key)
-
     def begin(self, file: OpenFile) -> Draft:
         """Return the draft of a file that is to be changed. `Load` as by `_expect_fetched`."""
         return file.draft or self._begin(file)
 
     def _expect_fetched(self, file: OpenFile) -> None:
         """`Load` where the bytes of a file have to be fetched to begin a draft with."""
-        content = file.content
-        if file.draft is None and isinstance(content, Stored) and (not file.fetched or file.fetched[0] != content):
-            raise Load(lambda: self._fetch(file, content))
+        content, state = file.content, file.state
+        if isinstance(content, Stored) and isinstance(state, Clean) and not (state.found and state.found[0] == content):
+            raise Load(lambda: self._fetch(file, state, content))
 
     def begin_now(self, file: OpenFile) -> None:
         """Begin the draft of a file that is to be changed, after all that it needs. Waits."""
 
         def begin() -> None:
             with self._engine.lock:
-                self._expect_writable(file)
+                file.expect_writable()
                 self.begin(file)
 
         complete(begin)
 
     def _begin(self, file: OpenFile, *, empty: bool = False) -> Draft:
-        content = file.content
+        content, state = file.content, file.state
+        assert isinstance(state, Clean)
         if empty:
-            self._drop_fetched(file.fetched)
+            self._drop(state.found)
             draft = Draft.of_bytes(self._engine, file.attributes)
         elif isinstance(content, Stored):
-            draft = self._of_fetched(file, content)
+            self._expect_fetched(file)
+            draft = self._of_found(file, state)
         elif isinstance(content, Logged):
             draft = Draft.of_bytes(self._engine, file.attributes, self._blob(file))
         else:
             draft = Draft.of_staged(self._engine, file.attributes, content.file)
-        file.fetched = file.reader = None
-        file.draft = draft
+        file.state = draft
         self.charge(file, draft.size)
         return draft
 
@@ -224,9 +166,9 @@ class OpenFiles:
             self._notes.items.append((SIZE, file.node.ino, draft.size))
 
     def _note_dirty(self, file: OpenFile, draft: Draft) -> None:
+        if not draft.dirty:
+            file.note()
         draft.note_change()
-        if not file.is_dirty:
-            file.is_dirty = True
 
     def wants_its_bytes(self, file: OpenFile, *, appends: bool) -> bool:
         """Return whether a file that is opened to be changed in part should have its bytes here before the first write.
@@ -235,15 +177,15 @@ class OpenFiles:
         somebody puts under the name cannot take them away: ours goes on beside it, whole. A large file that is opened
         for reading and writing may be mapped and never written to."""
         content = file.content
-        is_stored = file.draft is None and not file.nameless and isinstance(content, Stored)
+        is_stored = file.draft is None and not file.has_no_place and isinstance(content, Stored)
         return is_stored and (appends or content.size_bytes <= INLINE_BYTES)
 
     def is_only_in_store(self, file: OpenFile | None, content: Content | None) -> bool:
         """Return whether the bytes that a change of a part needs lie in the bucket and nowhere here. `file`: if it is
         open."""
-        if not isinstance(content, Stored) or (file is not None and (file.draft is not None or file.nameless)):
+        if not isinstance(content, Stored) or (file is not None and (file.draft is not None or file.has_no_place)):
             return False
-        if file is not None and file.fetched is not None and file.fetched[0] == content:
+        if file is not None and isinstance(file.state, Clean) and file.state.found and file.state.found[0] == content:
             return False
         if self._staged.clean(self._engine.prefix + content.key, content.etag) is not None:
             return False
@@ -251,33 +193,32 @@ class OpenFiles:
         size = content.size_bytes
         return size > INLINE_BYTES or StoredReader(self.live, content).here(0, size) is None
 
-    def _of_fetched(self, file: OpenFile, content: Stored) -> Draft:
+    def _of_found(self, file: OpenFile, state: Clean) -> Draft:
         """Begin a draft of an object's bytes."""
-        self._expect_fetched(file)
-        fetched = file.fetched
-        assert fetched is not None
-        if isinstance(fetched[1], int):
-            return Draft.of_staged(self._engine, file.attributes, fetched[1])
-        return Draft.of_bytes(self._engine, file.attributes, fetched[1])
+        assert state.found is not None
+        _, found = state.found
+        if isinstance(found, int):
+            return Draft.of_staged(self._engine, file.attributes, found)
+        return Draft.of_bytes(self._engine, file.attributes, found)
 
-    def _fetch(self, file: OpenFile, content: Stored) -> None:
+    def _fetch(self, file: OpenFile, state: Clean, content: Stored) -> None:
         """Bring bytes here that are to be changed in part, or kept. The kernel sends many writes at once: one of them
         fetches, and the others find what it has brought, or that it failed."""
-        with file.fetching:
+        with state.fetching:
             with self._engine.lock:
-                is_there = file.fetched is not None and file.fetched[0] == content
-                if is_there or file.draft is not None or file.spoiled is not None or file.content != content:
+                is_there = state.found is not None and state.found[0] == content
+                if is_there or file.state is not state or file.spoiled is not None or file.content != content:
                     return
             found = self._fetch_bytes(file, content)
             if found is None:
                 return
             with self._engine.lock:
-                superseded, new = file.fetched, (content, found)
-                if file.handles and file.draft is None:
-                    file.fetched = new
+                superseded, new = state.found, (content, found)
+                if file.handles and file.state is state:
+                    state.found = new
                 else:
                     superseded = new
-            self._drop_fetched(superseded)
+            self._drop(superseded)
 
     def _fetch_bytes(self, file: OpenFile, content: Stored) -> bytes | int | None:
         if content.size_bytes <= INLINE_BYTES:
@@ -288,32 +229,29 @@ class OpenFiles:
             found = self._fetch_stored(file, content)
         return found
 
-    def _drop_fetched(self, fetched: tuple[Content, bytes | int] | None) -> None:
-        if fetched is not None and isinstance(fetched[1], int):
-            self._staged.remove(fetched[1])
+    def _drop(self, found: tuple[Content, bytes | int] | None) -> None:
+        if found is not None and isinstance(found[1], int):
+            self._staged.remove(found[1])
 
     def discard(self, file: OpenFile) -> None:
-        """Let go of a file that nobody has open any more."""
-        file.reader = None
-        if file.draft is not None:
-            file.draft.close()
-            file.draft, file.is_dirty = None, False
-            self.charge(file)
-        self._drop_fetched(file.fetched)
-        file.fetched = None
+        """Let go of the bytes of a file that nobody has open any more, or that is to have others."""
+        state, file.state = file.state, Clean()
+        if isinstance(state, Draft):
+            state.close()
+        else:
+            self._drop(state.found)
 
     # --- writing -----------------------------------------------------------------------------------------------------
 
     def write(self, file: OpenFile, offset: int, data: bytes) -> int:
         """Write to an open file. What does not fit into memory is written in a thread."""
-        self._expect_writable(file)
+        file.expect_writable()
         end = offset + len(data)
-        if file.draft is None:
-            self._expect_fetched(file)
+        self._expect_fetched(file)
         self._expect_quota(file, end)
         self._make_room(end, file.size_bytes)
         draft = self.begin(file)
-        self._grow(file, end)
+        self._grow(file, draft, end)
         file.node.cached = LOCAL
         quick = draft.in_memory(end) or (not draft.in_memory(0) and len(data) <= QUICK_BYTES)
         if not quick or not file.io.acquire(blocking=False):
@@ -322,7 +260,7 @@ class OpenFiles:
             self._note_dirty(file, draft)
             draft.write(offset, data)
             self._note_size(file, draft)
-            file.unsettled_bytes += len(data)
+            draft.unsettled_bytes += len(data)
         except OSError as exc:
             if exc.errno not in FULL:
                 raise
@@ -348,14 +286,14 @@ class OpenFiles:
                     self._note_dirty(file, draft)
                 try:
                     found = change(draft)
-                    file.unsettled_bytes += n_bytes
+                    draft.unsettled_bytes += n_bytes
                     return found
                 except OSError as exc:
                     if exc.errno not in FULL:
                         raise
                 finally:
                     with self._engine.lock:
-                        file.draft = draft  # noted: its bytes may lie in a file by now
+                        file.note()  # its bytes may lie in a file by now
                         draft.let_go_of_spilled()
             self._staged.wait_for_room(n_bytes, deadline - time.monotonic(), refused=True)
 
@@ -364,7 +302,7 @@ class OpenFiles:
         The rest is done in a thread."""
         if mode & ~(FALLOC_KEEP_SIZE | FALLOC_PUNCH_HOLE | FALLOC_ZERO_RANGE):
             raise OSError(errno.EOPNOTSUPP, "a file's bytes cannot be moved within it")
-        self._expect_writable(file)
+        file.expect_writable()
         end, now = offset + size, file.size_bytes
         clears = bool(mode & (FALLOC_PUNCH_HOLE | FALLOC_ZERO_RANGE)) and offset < now
         grows = not mode & FALLOC_KEEP_SIZE and end > now
@@ -374,20 +312,20 @@ class OpenFiles:
             end = min(end, now)
         if grows:
             self._expect_quota(file, end)
-        elif end > now and not file.nameless:
+        elif end > now and not file.has_no_place:
             self._engine.usage.expect_room(end - now)
         self._make_room(end, now)
         if clears or grows:
-            self.begin(file)
+            draft = self.begin(file)
             if grows:
-                self._grow(file, end)
+                self._grow(file, draft, end)
             file.node.cached = LOCAL
             n_bytes = (min(end, now) if mode & FALLOC_KEEP_SIZE else end) - offset
             raise Answer(lambda: self._change(file, lambda d: d.allocate(mode, offset, size), n_bytes))
 
     def copy(self, source: OpenFile, start: int, file: OpenFile, offset: int, size: int) -> int:
         """Copy bytes of an open file, all of which it has, into one; return how many, perhaps fewer. In a thread."""
-        self._expect_writable(file)
+        file.expect_writable()
         draft = file.draft
         if draft is None:
             raise Load(lambda: self.begin_now(file))
@@ -395,7 +333,7 @@ class OpenFiles:
         size = min(size, BLOCK_BYTES if staged is None else _COPIED_AT_A_TIME)
         self._expect_quota(file, offset + size)
         self._make_room(offset + size, draft.size)
-        self._grow(file, offset + size)
+        self._grow(file, draft, offset + size)
         file.node.cached = LOCAL
         if staged is not None:
             raise Answer(lambda: self._change(file, lambda d: d.copy(offset, staged, start, size), size))
@@ -403,11 +341,11 @@ class OpenFiles:
 
     def _staged_file(self, file: OpenFile) -> io.FileIO | None:
         """Return the file of this node's disk that has a file's bytes, if there is one."""
-        if file.draft is not None:
-            return file.draft.file
-        if file.reader is None:
-            file.reader = self._reader(file)
-        return file.reader.file if isinstance(file.reader, FileReader) else None
+        state = file.state
+        if isinstance(state, Draft):
+            return state.file
+        reader = self._reader_of(file, state)
+        return reader.file if isinstance(reader, FileReader) else None
 
     def _read_now(self, file: OpenFile, offset: int, size: int) -> bytes:
         def read() -> bytes:
@@ -415,11 +353,6 @@ class OpenFiles:
                 return self.read(file, offset, size)
 
         return complete(read)
-
-    def _expect_writable(self, file: OpenFile) -> None:
-        if file.spoiled is not None:
-            raise file.spoiled
-        self.expect_current(file)
 
     def _make_room(self, end: int, own_bytes: int) -> None:
         """Have room for a file of so many bytes to reach an end. `Load` where that has to be waited for."""
@@ -429,11 +362,11 @@ class OpenFiles:
 
     def truncate(self, file: OpenFile, size: int, now: State | None = None) -> None:
         """Cut an open file off, or extend it with zeros; `now`: after `renew`."""
-        self._expect_writable(file)
+        file.expect_writable()
         if size:
             self._expect_fetched(file)
         self._expect_quota(file, size)
-        take_io(file)
+        file.take_io()
         try:
             if now is not None:
                 self.renew(file, now)
@@ -441,7 +374,7 @@ class OpenFiles:
             file.node.cached = LOCAL
             if draft.size != size:
                 draft.truncate(size) if size else draft.empty()
-                file.draft = draft  # noted: it may lie elsewhere now
+                file.note()  # it may lie elsewhere now
                 self.charge(file, size)
             self._note_dirty(file, draft)
         finally:
@@ -461,35 +394,25 @@ class OpenFiles:
     def _expect_quota(self, file: OpenFile, end: int) -> None:
         """Raise `QuotaError` if the mount has no room for a file to reach an end. For what is not larger than it was
         when it was last acknowledged it always has."""
-        now = file.extent if file.draft is not None else file.content.size_bytes
-        if end > now and end > file.content.size_bytes and not file.nameless:
+        draft = file.draft
+        now = draft.extent if draft is not None else file.content.size_bytes
+        if end > now and end > file.content.size_bytes and not file.has_no_place:
             self._engine.usage.expect_room(end - now)
 
-    def _grow(self, file: OpenFile, end: int) -> None:
+    def _grow(self, file: OpenFile, draft: Draft, end: int) -> None:
         """Count that a file is going to have bytes up to an end."""
-        if end > file.extent and not file.nameless:
+        if end > draft.extent and not file.has_no_place:
             self.charge(file, end)
 
     def charge(self, file: OpenFile, extent: int | None = None) -> None:
         """Count what a file's draft takes beside what was acknowledged of the file."""
-        if extent is not None:
-            file.extent = extent
-        charged = 0 if file.draft is None or file.nameless else file.extent - file.content.size_bytes
-        self._engine.usage.draft_bytes += charged - file.charged
-        file.charged = charged
+        draft = file.draft
+        if draft is not None:
+            if extent is not None:
+                draft.extent = extent
+            draft.charge(0 if file.has_no_place else draft.extent - file.content.size_bytes)
 
-    def take_name(self, file: OpenFile) -> None:
+    def take_name(self, file: OpenFile, name: Name = Name.DELETED) -> None:
         """Note that a file has no name any more."""
-        file.nameless = True
+        file.name = name
         self.charge(file)
-
-
-def take_io(file: OpenFile) -> None:
-    """Take `file.io`; `Load` where somebody else has it."""
-    if not file.io.acquire(blocking=False):
-        raise Load(lambda: _wait_for_io(file))
-
-
-def _wait_for_io(file: OpenFile) -> None:
-    with file.io:
-        pass

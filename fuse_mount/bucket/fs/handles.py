@@ -19,10 +19,10 @@ from datacache.writeback.draft import INLINE_BYTES
 from datacache.writeback.kept import Item
 from datacache.writeback.model import Pending, Stored, parent_of
 from datacache.writeback.sections import Answer, complete
-from fuse_mount.bucket.fs.files import take_io
 from fuse_mount.bucket.fs.nodes import Nodes
 from fuse_mount.bucket.fs.notes import HANDLE, Notes
-from fuse_mount.bucket.fs.tree import Node, OpenFile
+from fuse_mount.bucket.fs.open_file import Name, OpenFile, Spoiled
+from fuse_mount.bucket.fs.tree import Node
 from fuse_mount.bucket.fs.view import State
 
 _log = logging.getLogger("fuse_mount")
@@ -81,7 +81,7 @@ class Handles:
             state = self._nodes.state_of(node)
             truncates, writes = _ways(flags)
             if writes and node.open is not None:
-                self._files.expect_current(node.open)
+                node.open.expect_current()
             self.expect_opened_locked(state, flags)
             changes_part = writes and not truncates
             if changes_part and self._remote.is_away and self._files.is_only_in_store(node.open, state.content):
@@ -190,11 +190,11 @@ class Handles:
         """Give an empty file the content of an open one, durable when the file is closed; return false where its bytes
         have to be copied: small ones, and those that the bucket does not have."""
         content = source.content
-        if source.draft is not None or source.nameless or not isinstance(content, Stored):
+        if source.draft is not None or source.has_no_place or not isinstance(content, Stored):
             return False
         if content.size_bytes <= INLINE_BYTES or file.size_bytes or file.node.is_gone or file.spoiled is not None:
             return False
-        self._files.expect_current(file)
+        file.expect_current()
         key = file.node.key
         if content.key == source.node.key:
             self._remote.expect_checked(content.key)
@@ -205,13 +205,13 @@ class Handles:
                 return False
         self._engine.usage.expect_room(content.size_bytes)
         attributes = (file.draft or file).attributes._replace(mtime_ns=time.time_ns())
-        take_io(file)
+        file.take_io()
         try:
             file.ticket = self._engine.record([self._engine.plan_change(key, attributes, content, base=file.base)])
             self._files.discard(file)
         finally:
             file.io.release()
-        file.attributes, file.unsettled_bytes = attributes, 0
+        file.attributes = attributes
         file.node.cached = content.etag
         self._files.set_content(file, content)
         return True
@@ -269,12 +269,11 @@ class Handles:
         with self._engine.lock:
             file = self._handles[handle].file
             if file.spoiled is not None:
-                self._engine.losses.grow(file.loss, n_bytes)
+                self._engine.losses.grow(file.spoiled.loss, n_bytes)
                 return None
-            file.spoiled = exc
             node = file.node
             key = node.key
-            self._lose_locked(file, n_bytes, exc)
+            file.spoiled = Spoiled(exc, self._lose_locked(file, n_bytes, exc))
             _log.error("%s: what was written is lost, and its writer is told at close: %s", key, exc)
             if node.parent is None or node.is_gone:
                 return key
@@ -287,13 +286,15 @@ class Handles:
                 self._engine.record(pendings, drop=drop)
             return key
 
-    def _lose_locked(self, file: OpenFile, n_bytes: int, exc: BaseException) -> None:
-        """Note what is lost of a file, for status and flush to tell. Of one that was deleted here nothing is."""
-        if file.node.is_gone and not file.replaced:
-            return
-        size = file.draft.size if file.draft is not None else 0
-        n_bytes += min(file.unsettled_bytes, size)  # a page that is written a thousand times is lost once
-        file.loss = self._engine.losses.add(file.node.key, n_bytes, _reason(exc))
+    def _lose_locked(self, file: OpenFile, n_bytes: int, exc: BaseException) -> int:
+        """Note what is lost of a file, for status and flush to tell; return its number. Of one that was deleted here
+        nothing is: 0."""
+        if file.node.is_gone and file.name is not Name.REPLACED:
+            return 0
+        draft = file.draft
+        if draft is not None:
+            n_bytes += min(draft.unsettled_bytes, draft.size)  # a page that is written a thousand times is lost once
+        return self._engine.losses.add(file.node.key, n_bytes, _reason(exc))
 
     def _doubt(self, file: OpenFile, exc: BaseException) -> None:
         """Note that the journal has refused what was written to a file: it is lost, unless a later try succeeds before
@@ -315,7 +316,7 @@ class Handles:
             opened = self._handles[handle]
             file = opened.file
             if opened.writes and file.spoiled is not None:
-                raise file.spoiled
+                raise file.spoiled.why
             dirty = file.draft is not None and file.draft.dirty
             waits = self._engine.ack == "uploaded" and file.ticket > 0
             if not opened.writes or not (dirty or waits or not self._engine.is_durable(file.ticket)):
@@ -370,7 +371,7 @@ class Handles:
         the file its first name."""
         if file.spoiled is not None:
             self.close_if_unused(file)
-            raise file.spoiled
+            raise file.spoiled.why
         try:
             pending = self._stage(file, name)
         except BaseException as exc:
@@ -397,7 +398,7 @@ class Handles:
             draft = file.draft
             if draft is None or not draft.dirty:
                 return None
-            changes, taken = draft.changes, file.unsettled_bytes
+            changes, taken = draft.changes, draft.unsettled_bytes
             draft.sync()
             with engine.lock:
                 if name is not None:
@@ -411,8 +412,7 @@ class Handles:
                 slots = {key: draft.slot} if draft.slot is not None else {}
                 file.ticket = engine.record([pending], blobs={key: blob} if blob else {}, slots=slots)
                 draft.settled_changes = changes
-                file.is_dirty = draft.dirty
-                file.unsettled_bytes -= taken
+                draft.unsettled_bytes -= taken
                 file.uncommitted_bytes = min(uncommitted + taken, draft.size)
                 file.synced_at = time.monotonic()
                 file.content, file.attributes = content, draft.attributes
@@ -425,7 +425,7 @@ class Handles:
             if file.handles or file.node.open is not file or not file.io.acquire(blocking=False):
                 return  # who has `io` comes here afterwards
             try:
-                if failure is not None and file.unsettled_bytes:
+                if failure is not None and file.draft is not None and file.draft.unsettled_bytes:
                     self._lose_locked(file, 0, failure)
                 self._files.discard(file)
             finally:

@@ -33,7 +33,8 @@ from fuse_mount.bucket.fs.handles import Handles
 from fuse_mount.bucket.fs.names import Listing, Names
 from fuse_mount.bucket.fs.nodes import Nodes
 from fuse_mount.bucket.fs.notes import DONE, HANDLE, LISTING, ROOT_ATTRIBUTES, SIZE, TOLD, DoneRequest, Notes
-from fuse_mount.bucket.fs.tree import FileRow, Node, NodeRow, OpenFile
+from fuse_mount.bucket.fs.open_file import Name, OpenFile, Spoiled
+from fuse_mount.bucket.fs.tree import FileRow, Node, NodeRow
 
 _NODE, _GONE, _FILE, _CLOSED, _NEXT = "node", "gone", "file", "closed", "next"
 
@@ -80,9 +81,10 @@ class Kept:
         slot = draft.slot if draft is not None else None  # a thread may be bringing it to a file this moment
         staged = draft.content() if draft is not None and slot is None else None
         if file.spoiled is not None:
-            is_full = isinstance(file.spoiled, StagingFullError | QuotaError)
-            number = getattr(file.spoiled, "errno", None) or (errno.ENOSPC if is_full else errno.EIO)
-            spoiled = (number, str(file.spoiled))
+            why = file.spoiled.why
+            is_full = isinstance(why, StagingFullError | QuotaError)
+            number = getattr(why, "errno", None) or (errno.ENOSPC if is_full else errno.EIO)
+            spoiled = (number, str(why))
         self._open.add(file.node.ino)
         return (
             _FILE,
@@ -94,8 +96,8 @@ class Kept:
                 staged.file if isinstance(staged, Staged) else None,
                 slot.number if slot is not None else None,
                 draft.size if draft is not None and slot is not None else 0,
-                file.is_dirty,
-                (file.nameless, file.is_unnamed, file.replaced),
+                draft is not None and draft.dirty,
+                file.name.value,
                 spoiled,
             ),
         )
@@ -131,9 +133,9 @@ class Kept:
     def _restore_file(self, node: Node, row: FileRow) -> None:
         engine, files = self._engine, self._nodes.files
         file = node.open = OpenFile(node, Attributes(*row.attributes), content_of(row.content), row.base)
-        file.nameless, file.is_unnamed, file.replaced = row.names
+        file.name = Name(row.name_state)
         if row.spoiled is not None:
-            file.spoiled = OSError(*row.spoiled)
+            file.spoiled = Spoiled(OSError(*row.spoiled))
         file.ticket = engine.last_ticket
         if row.staged is not None:
             draft = Draft.of_staged(engine, file.attributes, row.staged)
@@ -141,9 +143,9 @@ class Kept:
             draft = Draft(engine, file.attributes, engine.kept.slots.take_up(row.slot), row.size_bytes)
         else:
             return
-        draft.changes, file.is_dirty = int(row.is_dirty), row.is_dirty
-        file.unsettled_bytes = draft.size if row.is_dirty else 0
-        file.draft = draft
+        draft.changes = int(row.is_dirty)
+        draft.unsettled_bytes = draft.size if row.is_dirty else 0
+        file.state = draft
         files.charge(file, draft.size)
 
 

@@ -31,7 +31,8 @@ from datacache.writeback.sections import Answer, Load, complete
 from fuse_mount.bucket.fs.handles import Handles
 from fuse_mount.bucket.fs.nodes import Attr, Nodes
 from fuse_mount.bucket.fs.notes import LISTING, ROOT_ATTRIBUTES, TOLD, Notes
-from fuse_mount.bucket.fs.tree import LOCAL, Node, OpenFile
+from fuse_mount.bucket.fs.open_file import Name, OpenFile
+from fuse_mount.bucket.fs.tree import LOCAL, Node
 from fuse_mount.bucket.fs.view import FOLDER_BASE, State
 
 LONGEST_LINK = 4095
@@ -266,10 +267,10 @@ class Names:
         self._tree.tell(node)
         self._nodes.forget_old()
         node.cached = LOCAL
-        file = node.open = OpenFile.of(node, state)
-        file.is_unnamed = node.is_gone
-        file.draft = Draft.of_bytes(self._engine, state.attributes)
-        file.draft.changes, file.is_dirty = 1, True
+        draft = Draft.of_bytes(self._engine, state.attributes)
+        draft.changes = 1
+        name = Name.NONE_YET if node.is_gone else Name.GIVEN
+        file = node.open = OpenFile(node, state.attributes, Logged(0), state.base, draft, name)
         handle = self._handles.add_locked(file, writes=True)
         self._notes.note_done(node.ino, handle)
         return handle, self._nodes.attr_now(node)
@@ -279,7 +280,7 @@ class Names:
         written to it: `gather` brings here what the kernel still has of that, and waits."""
         with self._engine.lock:
             file = self._tree.get(ino).open
-            if file is None or not file.is_unnamed:
+            if file is None or file.name is not Name.NONE_YET:
                 raise OSError(errno.EPERM, "an object store has no hard links")
             self._resolve_free_locked(parent, name)
         raise Answer(partial(self._link, file, parent, name, gather))
@@ -288,11 +289,11 @@ class Names:
         node = file.node
 
         def give_name() -> None:
-            if not file.is_unnamed:
+            if file.name is not Name.NONE_YET:
                 raise OSError(errno.EPERM, "an object store has no hard links")
             folder, text = self._resolve_free_locked(parent, name)
             self._tree.rename(node, folder, text)
-            file.is_unnamed = False
+            file.name = Name.GIVEN
             node.ctime_ns = time.time_ns()
             self._tree.tell(node)
             self._notes.note_done(node.ino)
@@ -598,7 +599,7 @@ class Names:
             node = self._tree.get(ino)
             state = self._nodes.state_of(node)
             if node.open is not None and changes._replace(atime_ns=None, mtime_ns=None, ctime_ns=None) != Changes():
-                self._files.expect_current(node.open)  # times are sent by the kernel when somebody only reads, too
+                node.open.expect_current()  # times are sent by the kernel when somebody only reads, too
             if changes.size is not None:
                 if state.content is None:
                     raise OSError(errno.EISDIR, "it is a folder")

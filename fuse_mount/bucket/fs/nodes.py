@@ -16,6 +16,7 @@ from typing import NamedTuple
 from datacache.writeback.model import Attributes, Content, Stored
 from datacache.writeback.sections import Load
 from fuse_mount.bucket.fs.files import OpenFiles
+from fuse_mount.bucket.fs.open_file import Name
 from fuse_mount.bucket.fs.tree import LOCAL, Node, Tree
 from fuse_mount.bucket.fs.view import FOLDER_BASE, State, View
 
@@ -201,8 +202,7 @@ class Nodes:
         """Take the name of a file in whose place somebody else has put something else, or nothing. Who has it open may
         go on reading; what they write has no place to go to."""
         if node.open is not None:
-            node.open.replaced = True
-            self.files.take_name(node.open)
+            self.files.take_name(node.open, Name.REPLACED)
         self.tree.unname(node)
 
     def detach_replaced(self, node: Node) -> State:

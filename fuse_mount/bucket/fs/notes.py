@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from datacache.writeback.kept import Keeping
 
 if TYPE_CHECKING:
-    from fuse_mount.bucket.fs.tree import Node, OpenFile
+    from fuse_mount.bucket.fs.open_file import OpenFile
+    from fuse_mount.bucket.fs.tree import Node
 
 SIZE, HANDLE, LISTING, TOLD, DONE, ROOT_ATTRIBUTES = (
     "size", "handle", "listing", "told", "done", "root",

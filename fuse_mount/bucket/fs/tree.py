@@ -9,19 +9,15 @@ key is found by walking up, so that a folder is renamed by one change.
 from __future__ import annotations
 
 import errno
-import threading
-import time
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from datacache.writeback.draft import Draft
-from datacache.writeback.model import Attributes, Content, Logged
-from fuse_mount.bucket.fs.view import State
 
 if TYPE_CHECKING:
-    from fuse_mount.bucket.fs.files import Reader
+    from fuse_mount.bucket.fs.open_file import OpenFile
 
 ROOT = 1
 MOST_RESTING = 50_000
@@ -30,74 +26,8 @@ MOST_RESTING = 50_000
 _LET_GO_AT_A_TIME = 4
 """One that rests takes the place of more than one, since a folder may rest in turn when its last file is let go of."""
 _OLD_AT_A_TIME = 256
-_KEPT_OF_FILES = frozenset(
-    ("attributes", "content", "base", "draft", "spoiled", "nameless", "is_unnamed", "replaced", "is_dirty")
-)
-"""Fields that the server's successor has to know (`kept.py`)."""
 LOCAL = "local"
 """For `Node.cached`: bytes that were written through this mount, which the kernel has seen itself."""
-
-
-@dataclass(slots=True, eq=False)
-class OpenFile:
-    """A file that somebody has open."""
-
-    node: Node
-    attributes: Attributes
-    """As they were when it was opened or last changed."""
-    content: Content
-    """The bytes, where there is no draft."""
-    base: str
-    draft: Draft | None = None
-    reader: Reader | None = None
-    fetched: tuple[Content, bytes | int] | None = None
-    """The content that was fetched to begin a draft with, and its bytes or the number of a staged file."""
-    fetching: threading.Lock = field(default_factory=threading.Lock)
-    """Held while it is fetched. Taken before the engine's lock, and never together with `io`."""
-    handles: int = 0
-    writers: int = 0
-    synced_at: float = field(default_factory=time.monotonic)
-    """When it was opened, or what was written was last made durable."""
-    spoiled: BaseException | None = None
-    """Why something that the kernel has taken for written is not here: none of it is acknowledged any more."""
-    loss: int = 0
-    """The number of the loss that this is, in the engine's list; 0 for none."""
-    unsettled_bytes: int = 0
-    """Bytes that were written since it was last settled."""
-    uncommitted_bytes: int = 0
-    """Of those that were settled since, as many as the journal does not have yet; none that count as lost."""
-    ticket: int = 0
-    """Of the last change that was recorded of it."""
-    extent: int = 0
-    """Bytes that its draft has when the writes that are under way have ended."""
-    charged: int = 0
-    """Bytes that the draft counts for beside what was acknowledged; negative where it is smaller."""
-    nameless: bool = False
-    """True once it has no name: what is written to it never gets to the bucket."""
-    is_unnamed: bool = False
-    """True until a file that was made without a name is given one."""
-    replaced: bool = False
-    """True once somebody else took the name away, while nothing was written here: nothing can be from now on."""
-    is_dirty: bool = False
-    """True once the draft was changed since it was last settled, as far as the next server was told."""
-    io: threading.Lock = field(default_factory=threading.Lock)
-    """Guards the draft's bytes. Taken before the engine's lock, never the other way round (but for a try that does not
-    wait)."""
-
-    def __setattr__(self, name: str, value: object) -> None:
-        object.__setattr__(self, name, value)
-        if name in _KEPT_OF_FILES:
-            self.node.changed.add(self)
-
-    @classmethod
-    def of(cls, node: Node, state: State) -> OpenFile:
-        """Return a file that is opened now."""
-        return cls(node, state.attributes, state.content or Logged(0), state.base)
-
-    @property
-    def size_bytes(self) -> int:
-        """Return how many bytes it has now."""
-        return self.draft.size if self.draft is not None else self.content.size_bytes
 
 
 @dataclass(slots=True, eq=False)
@@ -183,8 +113,8 @@ class FileRow(NamedTuple):
     size_bytes: int
     """Of a draft in a slot."""
     is_dirty: bool
-    names: tuple[bool, bool, bool]
-    """`nameless`, `is_unnamed` and `replaced`."""
+    name_state: str
+    """The value of a `Name`."""
     spoiled: tuple[int, str] | None
     """Errno and text."""
 
