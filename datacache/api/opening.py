@@ -25,9 +25,9 @@ from datacache.settings import Settings, load_settings
 if TYPE_CHECKING:
     from datacache.shards.reader import Shards
     from datacache.writeback.engine import Replication
-    from datacache.writeback.kept import Keeping
     from datacache.writeback.live import LiveBucket
     from datacache.writeback.staging.area import StagingArea
+    from datacache.writeback.state_log import StateLog
 
 
 def open_catalog(settings: Settings | None = None) -> Catalog:
@@ -185,7 +185,7 @@ def open_bucket(
     quota_bytes: int = 0,
     keep_quota: bool = False,
     direct: bool = False,
-    kept: Keeping | None = None,
+    kept: StateLog | None = None,
 ) -> LiveBucket:
     """Open a bucket prefix to read and write it through its staging area, which belongs to this process until `close`.
 
@@ -278,7 +278,7 @@ def open_bucket(
 
 
 def _open_area(
-    settings: Settings, url: str, *, who: str, endpoint: str, ack: str, kept: Keeping | None
+    settings: Settings, url: str, *, who: str, endpoint: str, ack: str, kept: StateLog | None
 ) -> tuple[StagingArea, Replication | None, tuple[str, ...]]:
     """Take a URL's staging area, and what brings its changes to a second node where there is to be one: with
     `ack="replicated"`, and as long as something is pending that was acknowledged so. An area that another node has

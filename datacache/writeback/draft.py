@@ -26,8 +26,8 @@ from datacache.core.disk import (
 )
 from datacache.core.errors import StagingError
 from datacache.writeback.engine import WriteBack
-from datacache.writeback.kept import SLOT_BYTES, Slot
 from datacache.writeback.model import Attributes, Content, Staged, logged
+from datacache.writeback.state_log import SLOT_BYTES, Slot
 
 INLINE_BYTES = SLOT_BYTES
 """Files up to this size go into the journal."""

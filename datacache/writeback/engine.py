@@ -28,7 +28,6 @@ from datacache.store.base import ObjectInfo
 from datacache.store.bucket import Bucket
 from datacache.writeback.conflicts import CONFLICT_MARK, CONFLICTS, ConflictLog
 from datacache.writeback.journal.journal import Change, Journal
-from datacache.writeback.kept import Item, Keeping, Slot
 from datacache.writeback.model import (
     KEPT,
     PENDING,
@@ -56,6 +55,7 @@ from datacache.writeback.sections import SectionLock
 from datacache.writeback.staging.area import StagingArea
 from datacache.writeback.staging.files import StagedFiles
 from datacache.writeback.staging.losses import LOSSES, LossLog
+from datacache.writeback.state_log import Item, Slot, StateLog
 
 _log = logging.getLogger("datacache.writeback")
 _COMMIT_EVERY_S = 0.2
@@ -139,14 +139,14 @@ class WriteBack:
         host: str,
         uploads: int = 8,
         ack: str = "staged",
-        kept: Keeping | None = None,
+        kept: StateLog | None = None,
         replication: Replication | None = None,
     ) -> None:
         """`kept` is where the area's last owner, if it was killed in the middle of its work, has left what goes on."""
         self.replication = replication
         self.area, self.files, self.bucket, self.prefix = area, files, bucket, prefix
         self.memory, self.host, self.uploads, self.ack = memory, host, uploads, ack
-        self.kept = kept or Keeping()
+        self.kept = kept or StateLog()
         self.lock = SectionLock(self.kept, journal.seal)
         self.known = Known()
         memory.recall(self.known)
@@ -538,11 +538,11 @@ class WriteBack:
     # --- what is kept for the next owner -----------------------------------------------------------------------------
 
     def describe(self, _changed: set[Any]) -> list[Item]:
-        """See `kept.KeptSource`. All that changes here is noted at once."""
+        """See `state_log.StateSource`. All that changes here is noted at once."""
         return []
 
     def everything(self) -> Iterator[Item]:
-        """See `kept.KeptSource`."""
+        """See `state_log.StateSource`."""
         yield from self._recorded
         for pending in self.overlay:
             if not pending.ready:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, TypeVar
 
-from datacache.writeback.kept import Keeping
+from datacache.writeback.state_log import StateLog
 
 T = TypeVar("T")
 
@@ -57,7 +57,7 @@ def finish(raised: Load | Answer, call: Callable[[], T]) -> T:
 class SectionLock:
     """A lock that its thread may take again, and whose outermost end ends a section."""
 
-    def __init__(self, kept: Keeping, ended: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, kept: StateLog, ended: Callable[[], None] = lambda: None) -> None:
         """`ended` is called when a section has changed something, and that is kept, before the lock is let go of."""
         self._lock, self._depth, self._kept, self._ended = threading.RLock(), 0, kept, ended
 

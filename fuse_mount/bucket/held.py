@@ -2,7 +2,7 @@
 
 Used by server and supervisor (../CONCURRENCY.md). One is the connection to the kernel: the mount is there as long as
 anybody holds it. The other is memory in which each server writes what the kernel was told
-(`datacache.writeback.kept`), so that the next one can go on. Any thread may call.
+(`datacache.writeback.state_log`), so that the next one can go on. Any thread may call.
 """
 
 from __future__ import annotations

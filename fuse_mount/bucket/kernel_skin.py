@@ -25,9 +25,9 @@ from typing import Any, TypeVar
 from datacache.core.errors import DatacacheError, StagingFullError
 from datacache.writeback.sections import Answer, Load, finish
 from fuse_mount.bucket.fs.bucket_fs import BucketFs
+from fuse_mount.bucket.fs.mount_state import DoneRequest
 from fuse_mount.bucket.fs.names import Changes
 from fuse_mount.bucket.fs.nodes import LONGEST_NAME, Attr
-from fuse_mount.bucket.fs.notes import DoneRequest
 from fuse_mount.bucket.refusals import Refusals
 from fuse_mount.errno_map import FailureLog
 from fuse_mount.kernel import protocol, session
@@ -258,7 +258,7 @@ class _Turn:
 
     @property
     def unique(self) -> int:
-        """See `notes.PresentRequest`."""
+        """See `mount_state.PresentRequest`."""
         return self._unique & ~protocol.UNIQUE_RESEND
 
     def run(self) -> None:

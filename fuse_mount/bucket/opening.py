@@ -15,9 +15,9 @@ from datacache.core.errors import DatacacheError, StoreUnavailableError
 from datacache.settings import Settings, format_bytes, load_settings
 from datacache.store.open import endpoint_of, open_backend
 from datacache.store.urls import split_url
-from datacache.writeback.kept import Keeping
 from datacache.writeback.live import LiveBucket
 from datacache.writeback.staging.area import areas
+from datacache.writeback.state_log import StateLog
 from fuse_mount.bucket.areas import counted, lost_lines
 from fuse_mount.kernel import session
 from fuse_mount.lifecycle.state import BucketConfig, BucketFiles
@@ -28,7 +28,7 @@ _MEMORY = ("tmpfs", "ramfs")
 _log = logging.getLogger("fuse_mount")
 
 
-def open_live(config: BucketConfig, *, restarted: bool, kept: Keeping | None = None) -> tuple[LiveBucket, list[str]]:
+def open_live(config: BucketConfig, *, restarted: bool, kept: StateLog | None = None) -> tuple[LiveBucket, list[str]]:
     """Open the live bucket of a mount, and return it with what whoever mounts should know, which the log gets as well.
     With `kept`, where what an earlier server left goes on, uploading is still to be begun.
 

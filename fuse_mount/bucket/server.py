@@ -21,6 +21,8 @@ import queue
 import signal
 import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -29,9 +31,8 @@ from datacache.core import ipc
 from datacache.core.breaker import pause_s
 from datacache.core.errors import DatacacheError, MountError, StagingError
 from datacache.settings import load_settings
-from datacache.writeback.kept import KeptLog
+from datacache.writeback.state_log import MemfdStateLog
 from fuse_mount.bucket.areas import left_of, note_left
-from fuse_mount.bucket.chores import Chores
 from fuse_mount.bucket.held import REFUSED, HeldMount, hand_over, lock
 from fuse_mount.bucket.metrics import render_metrics
 from fuse_mount.errno_map import FailureLog
@@ -53,6 +54,9 @@ _ALONE_S = 1.0
 kills the supervisor just before the server."""
 _LONGEST_PAUSE_S = 30.0
 _LOOK_EVERY_S = 3600.0
+_CHECK_OPEN_S = 1.0
+_REMEMBER_S = 10.0
+_SYNCING_THREADS = 8
 
 _log = logging.getLogger("fuse_mount")
 
@@ -198,20 +202,20 @@ class BucketServer:
         _log.info("%s is unmounted; left: %s", target, self._left)
         return 0
 
-    def _kept_log(self, fuse: str) -> KeptLog | None:
+    def _kept_log(self, fuse: str) -> MemfdStateLog | None:
         """Return the memory for the state: the former server's, or new. `ValueError` where that cannot be used."""
         if fuse == "pyfuse3":
             if self._held is not None:
                 raise ValueError("pyfuse3 goes on with no connection")
             return None
         if self._held is None:
-            kept = KeptLog.make()
+            kept = MemfdStateLog.make()
             self._lock = lock(kept.fileno())
             return kept
         self._lock = lock(self._held.memory)
-        return KeptLog(os.dup(self._held.memory))
+        return MemfdStateLog(os.dup(self._held.memory))
 
-    def _connect(self, kept: KeptLog | None, line: int | None) -> tuple[int, list[str]]:
+    def _connect(self, kept: MemfdStateLog | None, line: int | None) -> tuple[int, list[str]]:
         """Return the descriptor to serve, of the former server's mount or of a new one, and notes on that. Raises
         `MountError`."""
         target = self._config.mountpoint
@@ -444,3 +448,52 @@ def _stray_notes(mountpoint: str, strays: list[str]) -> list[str]:
     )
     _log.error("%s", note)
     return [note]
+
+
+class Chores:
+    """Make files that stay open durable, and so have them uploaded; note what is known of the bucket. In threads, whose
+    errors end nothing."""
+
+    def __init__(self, fs: BucketFs, forget_pages: Callable[[int], None]) -> None:
+        """`forget_pages` has the kernel write what it has gathered of a file, and waits for that."""
+        self._fs, self._forget_pages = fs, forget_pages
+        self._ended = threading.Event()
+
+    def start(self) -> None:
+        """Begin."""
+        for name, work in (("syncs", self._sync_long_open), ("known", self._remember)):
+            threading.Thread(target=work, name=name, daemon=True).start()
+
+    def stop(self) -> None:
+        """End soon."""
+        self._ended.set()
+
+    def sync_open(self) -> None:
+        """Make durable what was written to all files that are open now."""
+        for ino, settle in self._fs.handles.long_open(0.0):
+            self._sync(ino, settle)
+
+    def _sync_long_open(self) -> None:
+        with ThreadPoolExecutor(_SYNCING_THREADS, thread_name_prefix="sync") as pool:
+            while not self._ended.wait(_CHECK_OPEN_S):
+                try:
+                    for ino, settle in self._fs.handles.long_open():
+                        pool.submit(self._sync, ino, settle)
+                except Exception:  # noqa: BLE001 - see the class
+                    _log.exception("open files could not be looked through")
+
+    def _sync(self, ino: int, settle: Callable[[], None]) -> None:
+        try:
+            self._forget_pages(ino)
+            settle()
+        except (DatacacheError, OSError) as exc:
+            _log.warning("an open file could not be made durable: %s", exc)
+        except Exception:  # noqa: BLE001 - see the class
+            _log.exception("an open file could not be made durable")
+
+    def _remember(self) -> None:
+        while not self._ended.wait(_REMEMBER_S):
+            try:
+                self._fs.remember()
+            except Exception:  # noqa: BLE001 - see the class
+                _log.exception("what is known of the bucket could not be noted")

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from datacache.writeback.model import Attributes
 from fuse_mount.bucket.fs.bucket_fs import BucketFs
-from fuse_mount.bucket.fs.kept import Found, Kept
+from fuse_mount.bucket.fs.mount_state import LeftState, MountState
 from fuse_mount.bucket.fs.tree import FileRow
 
 
 def expect_kept(fs: BucketFs) -> None:
     """Fail unless a server that begins now would find all that this one has."""
-    kept: Kept = fs.kept
+    kept: MountState = fs.kept
     with fs.engine.lock:
         items = list(kept.everything())
         # What `everything` says of the files that are open is what `_open` is to have: nothing was changed.
-        now, noted = Found(iter(items)), Found(fs.engine.kept.items())
+        now, noted = LeftState(iter(items)), LeftState(fs.engine.kept.items())
     assert noted.nodes == now.nodes
     assert _rows(noted) == _rows(now)
     assert noted.handles == now.handles
@@ -25,7 +25,7 @@ def expect_kept(fs: BucketFs) -> None:
     assert noted.root == now.root
 
 
-def _rows(found: Found) -> dict[int, FileRow]:
+def _rows(found: LeftState) -> dict[int, FileRow]:
     """The kernel tells the time of what it has written, and the server's clock does not count."""
     rows = {}
     for ino, row in found.files.items():

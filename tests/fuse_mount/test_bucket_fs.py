@@ -18,10 +18,10 @@ from datacache import api
 from datacache.core.boot import boot_id
 from datacache.core.errors import StagingError, StoreUnavailableError, UploadError
 from datacache.settings import Settings
-from datacache.writeback.kept import KeptLog
 from datacache.writeback.live import LiveBucket
 from datacache.writeback.sections import Load, complete
 from datacache.writeback.staging import losses
+from datacache.writeback.state_log import MemfdStateLog
 from fuse_mount.bucket.fs import nodes as bucket_nodes
 from fuse_mount.bucket.fs import tree as bucket_tree
 from fuse_mount.bucket.fs import view as bucket_view
@@ -53,7 +53,7 @@ class Directory:
         try:
             return complete(partial(call, *args, **options))
         finally:
-            if isinstance(self.fs.engine.kept, KeptLog):
+            if isinstance(self.fs.engine.kept, MemfdStateLog):
                 expect_kept(self.fs)
 
     def attr(self, path: str) -> Attr:
@@ -138,7 +138,7 @@ def opened(bucket: Path, settings: Settings) -> Iterator[Open]:
     def make(url: str = f"file://{bucket}", **options: Any) -> Directory:
         if current:
             current.pop().close()
-        options = {"who": "test", "ttl_s": 0.3, "kept": KeptLog.make()} | options
+        options = {"who": "test", "ttl_s": 0.3, "kept": MemfdStateLog.make()} | options
         current.append(api.open_bucket(url, settings, **options))
         directory = Directory(current[-1])
         current[-1].uploader.start()

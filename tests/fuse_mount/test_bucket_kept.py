@@ -19,8 +19,8 @@ from datacache import api
 from datacache.core.errors import StagingError, StagingFullError
 from datacache.settings import Settings
 from datacache.writeback.journal.journal import Journal
-from datacache.writeback.kept import MAGIC, KeptLog
 from datacache.writeback.model import decode_pending
+from datacache.writeback.state_log import MAGIC, MemfdStateLog
 from fuse_mount.bucket.fs.names import Changes
 from fuse_mount.bucket.fs.tree import FileRow, NodeRow
 from tests.fuse_mount.kept_state import expect_kept
@@ -42,12 +42,12 @@ class Mount:
         # Nothing becomes durable but what is waited for.
         monkeypatch.setattr("datacache.writeback.engine._COMMIT_EVERY_S", 3600.0)
         self._url, self._settings = f"file://{bucket}", settings
-        self._log = KeptLog.make()
+        self._log = MemfdStateLog.make()
         self.now = self._start()
 
     def _start(self) -> Directory:
         live = api.open_bucket(
-            self._url, self._settings, who="test", ttl_s=0.3, kept=KeptLog(os.dup(self._log.fileno()))
+            self._url, self._settings, who="test", ttl_s=0.3, kept=MemfdStateLog(os.dup(self._log.fileno()))
         )
         live.status()  # as the server does: a section before all is taken up
         directory = Directory(live)
@@ -66,7 +66,7 @@ class Mount:
         live.uploader.stop(5.0)
         live.quota.close()
         live.engine.area.close()  # its lock goes with a process
-        live.engine.kept = KeptLog.make()
+        live.engine.kept = MemfdStateLog.make()
 
     def do_as(self, unique: int) -> None:
         self.now.fs.notes.serve(Request(unique))
@@ -327,7 +327,7 @@ def test_a_long_log_is_not_written_anew_before_it_is_taken_up(mount: Mount, monk
     mount.now.write("a", b"bytes")
     handle, ino = mount.now.create("b", b"more"), mount.now.attr("a").ino
     mount.now.chmod("a", 0o600)  # not durable: it is recorded again, which makes the log longer
-    monkeypatch.setattr("datacache.writeback.kept._LEAST_BYTES", 16)
+    monkeypatch.setattr("datacache.writeback.state_log._LEAST_BYTES", 16)
     after = mount.kill()
     assert after.attr("a").ino == ino
     assert read(after, handle) == b"more"

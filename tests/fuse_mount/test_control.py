@@ -18,7 +18,7 @@ import pytest
 import trio
 
 from datacache.core import ipc
-from fuse_mount.bucket import chores
+from fuse_mount.bucket import server
 from fuse_mount.bucket.fs.bucket_fs import BucketFs
 from fuse_mount.errno_map import FailureLog
 from fuse_mount.lifecycle.state import MountFiles
@@ -96,8 +96,8 @@ def test_an_inode_that_cannot_be_forgotten_does_not_end_the_server_of_a_bucket()
 
 
 def test_what_runs_beside_the_requests_of_a_bucket_goes_on_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chores, "_REMEMBER_S", 0.0)
-    monkeypatch.setattr(chores, "_CHECK_OPEN_S", 0.0)
+    monkeypatch.setattr(server, "_REMEMBER_S", 0.0)
+    monkeypatch.setattr(server, "_CHECK_OPEN_S", 0.0)
     thrice = {name: threading.Semaphore(0) for name in ("remember", "long_open")}
 
     def fail(name: str) -> None:
@@ -107,7 +107,7 @@ def test_what_runs_beside_the_requests_of_a_bucket_goes_on_after_an_error(monkey
     fs = SimpleNamespace(
         remember=lambda: fail("remember"), handles=SimpleNamespace(long_open=lambda: fail("long_open"))
     )
-    beside = chores.Chores(cast("BucketFs", fs), lambda _ino: None)
+    beside = server.Chores(cast("BucketFs", fs), lambda _ino: None)
     beside.start()
     try:
         assert all(asked.acquire(timeout=10.0) for asked in thrice.values() for _ in range(3))

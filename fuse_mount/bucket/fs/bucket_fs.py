@@ -25,10 +25,9 @@ from datacache.writeback.model import Attributes, Pending, Stored, name_of, pare
 from datacache.writeback.remote.bucket import RemoteView
 from fuse_mount.bucket.fs.files import OpenFiles
 from fuse_mount.bucket.fs.handles import Handles
-from fuse_mount.bucket.fs.kept import Kept
+from fuse_mount.bucket.fs.mount_state import MountState, Notes
 from fuse_mount.bucket.fs.names import Names
 from fuse_mount.bucket.fs.nodes import Nodes
-from fuse_mount.bucket.fs.notes import Notes
 from fuse_mount.bucket.fs.tree import Tree
 from fuse_mount.bucket.fs.view import View
 
@@ -57,7 +56,7 @@ class BucketFs:
         self._tree, self._files = self._nodes.tree, files
         self.handles = Handles(self._nodes, self.notes)
         self.names = Names(self._nodes, self.handles, self.notes)
-        self.kept = Kept(self._nodes, self.handles, self.names, self.notes)
+        self.kept = MountState(self._nodes, self.handles, self.names, self.notes)
         with self.engine.lock:
             self._left = self.kept.restore()
             self.engine.watch(self)

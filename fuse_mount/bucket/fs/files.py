@@ -20,7 +20,7 @@ from datacache.writeback.journal.segments import FULL
 from datacache.writeback.live import LiveBucket
 from datacache.writeback.model import Content, Logged, Staged, Stored
 from datacache.writeback.sections import Answer, Load, complete
-from fuse_mount.bucket.fs.notes import SIZE, Notes
+from fuse_mount.bucket.fs.mount_state import SIZE, Notes
 from fuse_mount.bucket.fs.open_file import (
     QUICK_BYTES,
     BytesReader,

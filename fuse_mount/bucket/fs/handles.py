@@ -16,11 +16,11 @@ from typing import NamedTuple
 
 from datacache.core.errors import DatacacheError, ObjectChangedError, ObjectNotFoundError, StagingFullError
 from datacache.writeback.draft import INLINE_BYTES
-from datacache.writeback.kept import Item
 from datacache.writeback.model import Pending, Stored, parent_of
 from datacache.writeback.sections import Answer, complete
+from datacache.writeback.state_log import Item
+from fuse_mount.bucket.fs.mount_state import HANDLE, Notes
 from fuse_mount.bucket.fs.nodes import Nodes
-from fuse_mount.bucket.fs.notes import HANDLE, Notes
 from fuse_mount.bucket.fs.open_file import Name, OpenFile, Spoiled
 from fuse_mount.bucket.fs.tree import Node
 from fuse_mount.bucket.fs.view import State

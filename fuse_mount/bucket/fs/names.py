@@ -16,7 +16,6 @@ from functools import partial
 from typing import NamedTuple
 
 from datacache.writeback.draft import Draft
-from datacache.writeback.kept import Item
 from datacache.writeback.model import (
     LONGEST_XATTRS,
     Attributes,
@@ -28,9 +27,10 @@ from datacache.writeback.model import (
 )
 from datacache.writeback.remote.known import RemoteFile
 from datacache.writeback.sections import Answer, Load, complete
+from datacache.writeback.state_log import Item
 from fuse_mount.bucket.fs.handles import Handles
+from fuse_mount.bucket.fs.mount_state import LISTING, ROOT_ATTRIBUTES, TOLD, ListingRow, Notes
 from fuse_mount.bucket.fs.nodes import Attr, Nodes
-from fuse_mount.bucket.fs.notes import LISTING, ROOT_ATTRIBUTES, TOLD, Notes
 from fuse_mount.bucket.fs.open_file import Name, OpenFile
 from fuse_mount.bucket.fs.tree import LOCAL, Node
 from fuse_mount.bucket.fs.view import FOLDER_BASE, State
@@ -121,9 +121,10 @@ class Names:
         """Return the handle of the next listing."""
         return self._next
 
-    def restore(self, listings: dict[int, Listing], next_listing: int) -> None:
+    def restore(self, listings: dict[int, ListingRow], next_listing: int) -> None:
         """Take up the listings that an earlier server has left."""
-        self._listings.update(listings)
+        for handle, row in listings.items():
+            self._listings[handle] = Listing(row.ino, None, told=row.told)
         self._next = max(next_listing, max(listings, default=0) + 1)
 
     # --- what the kernel looks up ------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fuse_mount.bucket.fs.tree import Node
 
 _NOTED = frozenset(("attributes", "content", "base", "state", "spoiled", "name"))
-"""Fields that the server's successor has to know (`kept.py`)."""
+"""Fields that the server's successor has to know (`mount_state.py`)."""
 QUICK_BYTES = 64 * 1024
 """Up to here a read or write of a local file is done at once, and not in a thread."""
 

@@ -7,18 +7,18 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from datacache.writeback.kept import MAGIC, SLOT_BYTES, Item, KeptLog, Slots
 from datacache.writeback.sections import Answer, Load, SectionLock, complete
+from datacache.writeback.state_log import MAGIC, SLOT_BYTES, Item, MemfdStateLog, Slots
 
 
 class Numbers:
     """A source of numbers by name."""
 
-    def __init__(self, log: KeptLog) -> None:
+    def __init__(self, log: MemfdStateLog) -> None:
         self.now: dict[str, int] = {}
         self.keep_in(log)
 
-    def keep_in(self, log: KeptLog) -> None:
+    def keep_in(self, log: MemfdStateLog) -> None:
         self.log = log
         log.watch(self)
 
@@ -33,21 +33,21 @@ class Numbers:
         return (("number", *item) for item in self.now.items())
 
 
-def found(log: KeptLog) -> dict[str, int]:
+def found(log: MemfdStateLog) -> dict[str, int]:
     return {name: number for _, name, number in log.items()}
 
 
-def again(log: KeptLog) -> KeptLog:
+def again(log: MemfdStateLog) -> MemfdStateLog:
     """Open the same memory as the next process does."""
-    return KeptLog(os.dup(log.fileno()))
+    return MemfdStateLog(os.dup(log.fileno()))
 
 
-def allocated(log: KeptLog) -> int:
+def allocated(log: MemfdStateLog) -> int:
     return os.fstat(log.fileno()).st_blocks * 512
 
 
 def test_what_is_changed_in_a_section_is_found_when_its_outermost_end_is_reached():
-    log = KeptLog.make()
+    log = MemfdStateLog.make()
     numbers = Numbers(log)
     lock = SectionLock(log)
     with lock:
@@ -63,7 +63,7 @@ def test_what_is_changed_in_a_section_is_found_when_its_outermost_end_is_reached
 
 
 def test_a_call_that_needs_something_is_made_again_and_may_not_have_changed_anything():
-    numbers = Numbers(log := KeptLog.make())
+    numbers = Numbers(log := MemfdStateLog.make())
     lock, wanted, loaded = SectionLock(log), [1, 2], list[int]()
 
     def call() -> int:
@@ -81,7 +81,7 @@ def test_a_call_that_needs_something_is_made_again_and_may_not_have_changed_anyt
 
 
 def test_what_a_record_could_not_be_written_for_is_in_the_next_one():
-    log = KeptLog.make()
+    log = MemfdStateLog.make()
     numbers = Numbers(log)
     log.begin_anew()
     lock = SectionLock(log)
@@ -95,7 +95,7 @@ def test_what_a_record_could_not_be_written_for_is_in_the_next_one():
 
 
 def test_a_log_is_not_written_anew_before_all_are_there_that_have_something_in_it():
-    log = KeptLog.make()
+    log = MemfdStateLog.make()
     early, late = Numbers(log), Numbers(log)
     log.begin_anew()
     late.set("late", 1)
@@ -110,7 +110,7 @@ def test_a_log_is_not_written_anew_before_all_are_there_that_have_something_in_i
 
 
 def test_a_log_that_is_written_for_long_stays_small_and_says_the_same():
-    log = KeptLog.make()
+    log = MemfdStateLog.make()
     numbers = Numbers(log)
     log.begin_anew()
     lock = SectionLock(log)
@@ -123,7 +123,7 @@ def test_a_log_that_is_written_for_long_stays_small_and_says_the_same():
 
 
 def test_what_is_live_may_be_much():
-    log = KeptLog.make()
+    log = MemfdStateLog.make()
     numbers = Numbers(log)
     log.begin_anew()
     lock = SectionLock(log)
@@ -134,7 +134,7 @@ def test_what_is_live_may_be_much():
 
 
 def test_a_record_that_its_writer_was_killed_at_is_not_there_and_does_no_harm():
-    log = KeptLog.make()
+    log = MemfdStateLog.make()
     numbers = Numbers(log)
     lock = SectionLock(log)
     with lock:
@@ -152,7 +152,7 @@ def test_a_record_that_its_writer_was_killed_at_is_not_there_and_does_no_harm():
 
 
 def test_a_log_that_is_being_written_anew_is_the_old_one_until_it_is_done():
-    log = KeptLog.make()
+    log = MemfdStateLog.make()
     numbers = Numbers(log)
     lock = SectionLock(log)
     with lock:
@@ -171,14 +171,14 @@ def test_a_log_that_is_being_written_anew_is_the_old_one_until_it_is_done():
 
 
 def test_memory_of_another_version_is_refused():
-    log = KeptLog.make()
+    log = MemfdStateLog.make()
     os.pwrite(log.fileno(), bytes(reversed(MAGIC)), 0)
     with pytest.raises(ValueError, match="another version"):
         again(log)
 
 
 def test_the_bytes_of_a_slot_are_there_for_the_next_process_and_others_get_other_slots():
-    log = KeptLog.make()
+    log = MemfdStateLog.make()
     slots = [log.slots.take() for _ in range(40)]
     assert len({slot.number for slot in slots}) == 40
     for slot in slots:
@@ -192,14 +192,14 @@ def test_the_bytes_of_a_slot_are_there_for_the_next_process_and_others_get_other
     assert not others & {33, 7}
 
 
-@pytest.mark.parametrize("make", [KeptLog.make, Slots], ids=["kept", "alone"])
-def test_free_slots_give_memory_back_but_for_some(make: Callable[[], KeptLog | Slots]):
+@pytest.mark.parametrize("make", [MemfdStateLog.make, Slots], ids=["kept", "alone"])
+def test_free_slots_give_memory_back_but_for_some(make: Callable[[], MemfdStateLog | Slots]):
     def resident() -> int:
         with open("/proc/self/smaps_rollup", encoding="ascii") as file:
             return next(int(line.split()[1]) for line in file if line.startswith("Rss:")) * 1024
 
     slots = alone = make()
-    if isinstance(slots, KeptLog):
+    if isinstance(slots, MemfdStateLog):
         slots = slots.slots
     before = resident()
     taken = [slots.take() for _ in range(200)]

@@ -6,7 +6,7 @@ what a server tells the kernel, and what is not durable yet, it notes here first
 this as well, and both are gone together. A power loss takes both: what it may take is the journal's to say.
 
 What is changed in one *section*, that is while the engine's lock is held, is one record: the next server finds all of
-it or nothing. Those who have something to keep are `KeptSource`s: they note what they change, describe when a section
+it or nothing. Those who have something to keep are `StateSource`s: they note what they change, describe when a section
 ends what is better described once, and are asked for all that they have when the log has become much longer than that.
 
 The bytes of small files that are being written lie in `Slots` of the same memory, and the log says in which.
@@ -52,11 +52,11 @@ Item = tuple[Any, ...]
 """One thing that is kept: its kind (a short string), of what it is, and what its owner wants to find again."""
 
 
-class KeptSource(Protocol):
+class StateSource(Protocol):
     """A part that has something to keep. Called with the engine's lock held."""
 
     def describe(self, changed: set[Any]) -> list[Item]:
-        """Return items of what this source has put into `Keeping.changed`."""
+        """Return items of what this source has put into `StateLog.changed`."""
         ...
 
     def everything(self) -> Iterable[Item]:
@@ -130,18 +130,18 @@ class Slots:
         self._free[:0] = reversed(range(first, first + _SLOTS_AT_A_TIME))
 
 
-class Keeping:
+class StateLog:
     """Keep nothing: of a mount that ends with its server, and of an area that is only flushed."""
 
     def __init__(self, slots: Slots | None = None) -> None:
-        self._sources: list[KeptSource] = []
+        self._sources: list[StateSource] = []
         self.slots = slots or Slots()
         self.noted: list[Item] = []
         """Items of what was changed in this section, in order."""
         self.changed: set[Any] = set()
         """Things that were changed in this section, for their source to `describe`."""
 
-    def watch(self, source: KeptSource) -> None:
+    def watch(self, source: StateSource) -> None:
         """Keep what a source has, from now on."""
         self._sources.append(source)
 
@@ -159,7 +159,7 @@ class Keeping:
         """Have what the sources have now in place of all before. The engine's lock is held."""
 
 
-class KeptLog(Keeping):
+class MemfdStateLog(StateLog):
     """A log of changes in a memfd (see the module)."""
 
     def __init__(self, fd: int) -> None:
@@ -182,7 +182,7 @@ class KeptLog(Keeping):
         self._clear(self._end)  # what its writer was killed at
 
     @classmethod
-    def make(cls) -> KeptLog:
+    def make(cls) -> MemfdStateLog:
         """Make an empty one."""
         fd = os.memfd_create("datacache-mount", os.MFD_CLOEXEC)
         os.ftruncate(fd, _STEP_BYTES)

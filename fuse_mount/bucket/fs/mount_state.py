@@ -1,7 +1,8 @@
-"""Keep nodes, open files and handles of a read-write mount for the next server, and take them up there.
+"""The state of a read-write mount that the next server takes up: nodes, open files, handles, requests that are done.
 
-Part of `BucketFs`, under its lock. The parts note what they change (`notes.py`), and the log of `writeback.kept` takes
-it when a section ends. What is pending is the engine's to keep. Items, by their first value:
+Part of `BucketFs`, under its lock. The parts note what they change (`Notes`), nodes and open files by themselves when
+one of their fields is set, and the log of `writeback.state_log` takes it when a section ends. What is pending is the
+engine's to keep. Items, by their first value:
 
     node, ino, parent, …    a node as it is now (`NodeRow`)
     gone, ino               no node any more
@@ -22,25 +23,95 @@ counted again, and what the kernel forgot may have been read and not counted. Su
 from __future__ import annotations
 
 import errno
+import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from datacache.core.errors import QuotaError, StagingFullError
 from datacache.writeback.draft import Draft
-from datacache.writeback.kept import Item
 from datacache.writeback.model import Attributes, Staged, content_fields, content_of
-from fuse_mount.bucket.fs.handles import Handles
-from fuse_mount.bucket.fs.names import Listing, Names
-from fuse_mount.bucket.fs.nodes import Nodes
-from fuse_mount.bucket.fs.notes import DONE, HANDLE, LISTING, ROOT_ATTRIBUTES, SIZE, TOLD, DoneRequest, Notes
+from datacache.writeback.state_log import Item, StateLog
 from fuse_mount.bucket.fs.open_file import Name, OpenFile, Spoiled
 from fuse_mount.bucket.fs.tree import FileRow, Node, NodeRow
 
+if TYPE_CHECKING:
+    from fuse_mount.bucket.fs.handles import Handles
+    from fuse_mount.bucket.fs.names import Names
+    from fuse_mount.bucket.fs.nodes import Nodes
+
+SIZE, HANDLE, LISTING, TOLD, DONE, ROOT_ATTRIBUTES = (
+    "size", "handle", "listing", "told", "done", "root",
+)  # fmt: skip
 _NODE, _GONE, _FILE, _CLOSED, _NEXT = "node", "gone", "file", "closed", "next"
+_MOST_DONE = 2000
+"""More than there may be threads that answer requests (`kernel_skin`)."""
 
 
-class Kept:
-    """One mount's `KeptSource` (see `writeback.kept`)."""
+class PresentRequest(Protocol):
+    """The request that a thread is about to answer."""
+
+    @property
+    def unique(self) -> int:
+        """The number by which the kernel knows it, without the mark of one that is sent again."""
+        ...
+
+
+class DoneRequest(NamedTuple):
+    """The result of a request that must not be done twice."""
+
+    ino: int
+    handle: int
+
+
+class Notes:
+    """One mount's notes of one section (see `writeback.state_log`)."""
+
+    def __init__(self, log: StateLog) -> None:
+        self.changed: set[Node | OpenFile] = log.changed
+        """Those with a field that was set."""
+        self.items = log.noted
+        """All other changes."""
+        self.done: dict[int, DoneRequest] = {}
+        """Requests that were done and perhaps not answered, by their numbers."""
+        self._thread = threading.local()
+
+    def serve(self, request: PresentRequest) -> None:
+        """Note that this thread answers requests, of which this is always the present one."""
+        self._thread.request, self._thread.last = request, 0
+
+    def note_done(self, ino: int = 0, handle: int = 0) -> None:
+        """Note that what this thread is to answer is done with this section, and with which result. What the thread
+        noted before is answered by now."""
+        request: PresentRequest | None = getattr(self._thread, "request", None)
+        if request is None:
+            return
+        last, unique = self._thread.last, request.unique
+        self.done.pop(last, None)
+        self.done[unique] = DoneRequest(ino, handle)
+        self.items.append((DONE, unique, ino, handle, last))
+        self._thread.last = unique
+
+    def forget_done(self) -> None:
+        """Take back what `note_done` has noted of this thread's request: it fails after all."""
+        unique = getattr(self._thread, "last", 0)
+        if self.done.pop(unique, None) is not None:
+            self.items.append((DONE, 0, 0, 0, unique))
+            self._thread.last = 0
+
+    def take_done(self, unique: int) -> DoneRequest | None:
+        """Return what came of a request that is sent again, if it was done; this thread is to answer it."""
+        found = self.done.get(unique)
+        if found is not None:
+            self._thread.last = unique
+        return found
+
+    def restore_done(self, done: dict[int, DoneRequest]) -> None:
+        """Take up what an earlier server has done."""
+        self.done = dict(list(done.items())[-_MOST_DONE:])
+
+
+class MountState:
+    """One mount's `StateSource` (see `writeback.state_log`)."""
 
     def __init__(self, nodes: Nodes, handles: Handles, names: Names, notes: Notes) -> None:
         self._nodes, self.tree, self._engine = nodes, nodes.tree, nodes.engine
@@ -50,7 +121,7 @@ class Kept:
     # --- keeping -----------------------------------------------------------------------------------------------------
 
     def describe(self, changed: set[Node | OpenFile]) -> list[Item]:
-        """See `writeback.kept.KeptSource`."""
+        """See `writeback.state_log.StateSource`."""
         items: list[Item] = []
         for each in changed:
             if isinstance(each, OpenFile):
@@ -64,7 +135,7 @@ class Kept:
         return items
 
     def everything(self) -> Iterator[Item]:
-        """See `writeback.kept.KeptSource`."""
+        """See `writeback.state_log.StateSource`."""
         self._open.clear()
         yield _NEXT, self.tree.next_ino, self._handles.next_handle, self._names.next_listing
         for node in self.tree:
@@ -108,13 +179,13 @@ class Kept:
         """Take up what an earlier server has left, if there was one, and keep it from now on; return what is left to be
         done, without the lock."""
         kept = self._engine.kept
-        left = self._restore(Found(kept.items()))
+        left = self._restore(LeftState(kept.items()))
         self._engine.end_taking_up()
         kept.watch(self)
         kept.begin_anew()
         return left
 
-    def _restore(self, found: Found) -> list[Callable[[], None]]:
+    def _restore(self, found: LeftState) -> list[Callable[[], None]]:
         if not found.nodes:
             return []
         next_ino, next_handle, next_listing = found.next
@@ -149,14 +220,22 @@ class Kept:
         files.charge(file, draft.size)
 
 
-class Found:
+class ListingRow(NamedTuple):
+    """A listing that the next server gets."""
+
+    ino: int
+    told: dict[int, str]
+    """See `Listing`."""
+
+
+class LeftState:
     """All items that were kept, put together."""
 
     def __init__(self, items: Iterator[Item]) -> None:
         self.nodes: dict[int, NodeRow] = {}
         self.files: dict[int, FileRow] = {}
         self.handles: dict[int, tuple[int, bool]] = {}
-        self.listings: dict[int, Listing] = {}
+        self.listings: dict[int, ListingRow] = {}
         self.done: dict[int, DoneRequest] = {}
         self.root: Attributes | None = None
         self.next = (0, 0, 0)
@@ -194,7 +273,7 @@ class Found:
 
     def _listing(self, number: int, ino: int) -> None:
         if ino:
-            self.listings[number] = Listing(ino, None)
+            self.listings[number] = ListingRow(ino, {})
             self.next = (*self.next[:2], max(self.next[2], number + 1))
         else:
             self.listings.pop(number, None)
