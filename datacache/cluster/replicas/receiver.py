@@ -38,9 +38,6 @@ from datacache.writeback.staging.files import StagedFiles
 log = logging.getLogger(__name__)
 _LOOKS = 8
 """In the time of a lease. As many in a row must have found the same lease before it is taken."""
-_SILENT_S = 60.0
-"""A replica that its lease does not name goes when its node has said nothing for so long."""
-_AGAIN_S = 5.0
 _STOP_S = 10.0
 
 
@@ -138,7 +135,6 @@ class Replicas:
         self._locks: dict[str, threading.RLock] = {}
         self._open: dict[str, _Replica] = {}  # the lock of each guards its entry
         self._uploading: dict[str, subprocess.Popen[bytes]] = {}  # the thread's own
-        self._again_at: dict[str, float] = {}
         self._seen: dict[str, tuple[str | None, int]] = {}  # a lease's text, and how many looks in a row have found it
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="replicas", daemon=True)
@@ -231,8 +227,8 @@ class Replicas:
                         self._close(area_id)
                 if state.taken:
                     self._upload(area_id, text, state)
-            elif replica is None or time.monotonic() - replica.heard_at > _SILENT_S:
-                self._drop(area_id)  # another node has more
+            elif replica is None or time.monotonic() - replica.heard_at > self._settings.replica_lease_s:
+                self._drop(area_id)  # another node has more, and this one is told nothing any more
 
     def _drop(self, area_id: str) -> None:
         self._seen.pop(area_id, None)
@@ -249,9 +245,6 @@ class Replicas:
             log.warning("all that was pending on the node %s (%s) is uploaded", state.node, area_id)
             self._drop(area_id)
         elif process is None or code is not None:
-            if time.monotonic() < self._again_at.get(area_id, 0.0):
-                return
-            self._again_at[area_id] = time.monotonic() + _AGAIN_S
             log.warning("the node %s is gone: uploading what it has left in %s", state.node, self._root / area_id)
             self._uploading[area_id] = subprocess.Popen(
                 [sys.executable, "-m", "datacache.api.takeover", str(self._root / area_id)],
