@@ -796,6 +796,23 @@ def test_writes_that_come_at_once_fetch_what_they_change_once_and_leave_nothing_
     assert len(directory.staged()) == 1  # a clean copy
 
 
+def test_a_change_that_waits_for_room_has_begun_nothing_before(opened: Open, monkeypatch: pytest.MonkeyPatch):
+    directory = opened()
+    directory.write("a", _LARGE)
+    handle = directory.open("a", os.O_RDWR)
+    handles, size = directory.fs.handles, len(_LARGE)
+    with monkeypatch.context() as patch:
+        patch.setattr(directory.live.engine.files, "make_room", lambda _n_bytes: False)
+        with pytest.raises(Load):
+            handles.write(handle, size, b"y")
+        with pytest.raises(Load):
+            handles.allocate(handle, 0, size, 1)
+        assert handles._handles[handle].file.draft is None
+    directory.do(handles.write, handle, size, b"y")
+    assert directory.do(handles.read, handle, size - 1, 9) == b"xy"
+    directory.close(handle)
+
+
 def test_a_new_name_changes_a_folders_time_of_modification_and_not_that_of_access(opened: Open):
     directory = opened()
     directory.mkdir("d")
