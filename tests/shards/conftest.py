@@ -25,18 +25,18 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def make(settings: Settings) -> Callable[..., str]:
+def make(settings: Settings, tmp_path: Path) -> Callable[..., str]:
     """Makes a snapshot of a folder, or of files by path; its reference."""
 
     def made(what: Path | dict[str, bytes], name: str = "faces") -> str:
         if isinstance(what, dict):
-            folder = settings.home / "source" / name
+            folder = tmp_path / "source" / name
             for path, data in what.items():
                 file = folder / path
                 file.parent.mkdir(parents=True, exist_ok=True)
                 file.write_bytes(data)
             what = folder
-        return api.create_snapshot(name, str(what), settings=settings).ref
+        return api.create_snapshot(name, str(what), settings=settings, replace=True).ref
 
     return made
 

@@ -21,6 +21,7 @@ from datacache.shards.index import NO_CLASS, SHARDS_JSON, ShardIndex, ShardSet, 
 from tests.conftest import ROOT
 from tests.shards.conftest import COUNT, contents
 
+pytestmark = pytest.mark.shared_home
 Make = Callable[..., str]
 Shard = Callable[..., tuple[Path, Sharded]]
 
@@ -230,9 +231,9 @@ def test_nothing_to_put_into_shards_is_wrong_usage(make: Make, shard: Shard, ima
             shard(make({"a.bin": b"1"}, "files"), format=format)
 
 
-def test_an_image_that_cannot_be_read_is_named(make: Make, shard: Shard, settings: Settings) -> None:
+def test_an_image_that_cannot_be_read_is_named(make: Make, shard: Shard, tmp_path: Path) -> None:
     ref = make({"a/1.jpg": b"1", "a/2.jpg": b"2"})
-    (settings.home / "source/faces/a/2.jpg").unlink()
+    (tmp_path / "source/faces/a/2.jpg").unlink()
     with pytest.raises(ShardError, match=r"a/2\.jpg cannot be read") as caught:
         shard(ref)
     assert (caught.value.shard, caught.value.sample) == ("shard-000000.tar", "a/2")

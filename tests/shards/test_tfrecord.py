@@ -14,6 +14,8 @@ from datacache.shards.build import Sharded
 from datacache.shards.index import ShardIndex, index_name
 from tests.shards.conftest import COUNT
 
+pytestmark = pytest.mark.shared_home
+
 
 def features(tf: Any) -> dict[str, Any]:
     """Return what an example of ours holds, as `tf.io.parse_single_example` takes it."""

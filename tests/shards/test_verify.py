@@ -14,6 +14,7 @@ from datacache.settings import Settings
 from datacache.shards.build import Sharded
 from datacache.shards.index import ShardIndex
 
+pytestmark = pytest.mark.shared_home
 ONE, TWO = "shard-000001.tar", "shard-000002.tar"
 
 
