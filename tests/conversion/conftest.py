@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from datacache.settings import Settings
 from dataset_cli.demo.faces import draw_faces
 
 COUNT = 30
+_numbers = itertools.count()
 
 
 @pytest.fixture(scope="session")
@@ -32,10 +34,16 @@ def faces(drawn: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def make(settings: Settings) -> Callable[[Path], str]:
+def number() -> int:
+    """Makes names of data sets a test's own where several share a home."""
+    return next(_numbers)
+
+
+@pytest.fixture
+def make(settings: Settings, number: int) -> Callable[[Path], str]:
     """Makes a snapshot of a folder; its reference."""
 
-    def made(folder: Path, name: str = "faces") -> str:
+    def made(folder: Path, name: str = f"faces-{number}") -> str:
         return api.create_snapshot(name, folder.as_uri(), settings=settings).ref
 
     return made

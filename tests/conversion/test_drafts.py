@@ -14,6 +14,7 @@ from datacache.annotations.model import Problem
 from datacache.conversion.model import Report
 from datacache.settings import Settings
 
+pytestmark = pytest.mark.shared_home
 Make = Callable[..., str]
 Boxes = Mapping[str, Iterable[float]]
 ONE, TWO = (1.0, 1.0, 11.0, 11.0), (50.0, 50.0, 60.0, 60.0)
@@ -66,12 +67,12 @@ def found(
 
 
 @pytest.fixture
-def converted(tmp_path: Path, make: Make, settings: Settings) -> Callable[..., Report]:
+def converted(tmp_path: Path, make: Make, settings: Settings, number: int) -> Callable[..., Report]:
     """The report of a conversion of such a folder to YOLO."""
 
     def convert(images: Iterable[str], files: Mapping[str, str]) -> Report:
         ref = write(tmp_path / "data", images, files, make)
-        return api.convert(ref, to="yolo", name="converted", settings=settings).report
+        return api.convert(ref, to="yolo", name=f"converted-{number}", settings=settings).report
 
     return convert
 

@@ -17,14 +17,15 @@ from datacache.conversion.targets import TARGETS
 from datacache.core.errors import UsageError
 from datacache.settings import Settings
 
+pytestmark = pytest.mark.shared_home
 Make = Callable[..., str]
 Convert = Callable[..., Conversion]
 Files = Callable[[str], dict[str, bytes]]
 
 
 @pytest.fixture
-def convert(settings: Settings) -> Convert:
-    def run(ref: str, to: str = "yolo", name: str = "converted", **options: object) -> Conversion:
+def convert(settings: Settings, number: int) -> Convert:
+    def run(ref: str, to: str = "yolo", name: str = f"converted-{number}", **options: object) -> Conversion:
         return api.convert(ref, to=to, name=name, settings=settings, **options)  # type: ignore[arg-type]
 
     return run
@@ -43,7 +44,7 @@ def labelled(tmp_path: Path, make: Make) -> Callable[..., str]:
         (folder / "obj.names").write_text("face\n")
         for name, text in files.items():
             (folder / name.replace("__", ".")).write_text(text)
-        return make(folder, "labelled")
+        return make(folder)
 
     return made
 
