@@ -15,12 +15,13 @@ from datacache.conversion.pipeline import Conversion
 from datacache.core.errors import AnnotationError, ConversionError, UsageError
 from datacache.settings import Settings
 
+pytestmark = pytest.mark.shared_home
 Convert = Callable[..., Conversion]
 Files = Callable[[str], dict[str, bytes]]
 
 
 @pytest.fixture
-def convert(tmp_path: Path, make: Callable[..., str], settings: Settings) -> Convert:
+def convert(tmp_path: Path, make: Callable[..., str], settings: Settings, number: int) -> Convert:
     """Converts YOLO labels, given as ids by image, and other files."""
 
     def run(ids: Mapping[str, Iterable[int]], files: Mapping[str, str], to: str = "yolo", **more: object) -> Conversion:
@@ -32,7 +33,7 @@ def convert(tmp_path: Path, make: Callable[..., str], settings: Settings) -> Con
         for path, text in (labels | dict(files)).items():
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / path).write_text(text)
-        return api.convert(make(folder), to=to, name="converted", settings=settings, **more)  # type: ignore[arg-type]
+        return api.convert(make(folder), to=to, name=f"converted-{number}", settings=settings, **more)  # type: ignore[arg-type]
 
     return run
 
