@@ -2,7 +2,7 @@
 
 Used by `RemoteView` and `fuse_mount/bucket/fs`. A call that cannot have its result at once raises one of two. `Load`:
 something has to be brought here, then the call is made again from its beginning, so it has changed nothing before
-(`SectionLock` sees to that). `Answer`: the rest of the call waits, and returns the result. Whoever makes such calls has
+(`SectionLock` sees to that). `Defer`: the rest of the call waits, and returns the result. Whoever makes such calls has
 `complete` or `finish` do either, without the lock.
 """
 
@@ -26,31 +26,31 @@ class Load(Exception):  # noqa: N818 - not an error: what has to be done before 
         self.load = load
 
 
-class Answer(Exception):  # noqa: N818 - not an error: how to go on without the lock
-    """Raised where `answer()` has to be called, without the lock: it returns the call's result."""
+class Defer(Exception):  # noqa: N818 - not an error: how to go on without the lock
+    """Raised where `rest()` has to be called, without the lock: it returns the call's result."""
 
-    def __init__(self, answer: Callable[[], Any]) -> None:
+    def __init__(self, rest: Callable[[], Any]) -> None:
         super().__init__("takes time")
-        self.answer = answer
+        self.rest = rest
 
 
 def complete(call: Callable[[], T]) -> T:
     """Make a call and all that it needs; return its result. Waits."""
     try:
         return call()
-    except (Load, Answer) as raised:
+    except (Load, Defer) as raised:
         return finish(raised, call)
 
 
-def finish(raised: Load | Answer, call: Callable[[], T]) -> T:
+def finish(raised: Load | Defer, call: Callable[[], T]) -> T:
     """Do as `complete`, for a call that was made and has raised one of the two."""
     while isinstance(raised, Load):
         raised.load()
         try:
             return call()
-        except (Load, Answer) as again:
+        except (Load, Defer) as again:
             raised = again
-    found: T = raised.answer()
+    found: T = raised.rest()
     return found
 
 

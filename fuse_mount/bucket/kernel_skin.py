@@ -23,7 +23,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from datacache.core.errors import DatacacheError, StagingFullError
-from datacache.writeback.sections import Answer, Load, finish
+from datacache.writeback.sections import Defer, Load, finish
 from fuse_mount.bucket.fs.bucket_fs import BucketFs
 from fuse_mount.bucket.fs.mount_state import DoneRequest
 from fuse_mount.bucket.fs.names import Changes
@@ -372,7 +372,7 @@ class _Turn:
         """Make a call of `BucketFs`, after all that it needs."""
         try:
             return call(*args, **more)
-        except (Load, Answer) as raised:
+        except (Load, Defer) as raised:
             self._step_aside()
             return finish(raised, partial(call, *args, **more))
 

@@ -1,7 +1,7 @@
 """`BucketFs` behind pyfuse3: requests in, answers and errnos out, and nothing else.
 
 Used by the server process of a read-write mount, which has one mount and runs `serve` in its main thread. What takes
-time (`Load`, `Answer`, and all that makes something durable) runs in threads; everything else is answered in the loop.
+time (`Load`, `Defer`, and all that makes something durable) runs in threads; everything else is answered in the loop.
 
 The loop waits for the kernel's next request a moment by itself, then with trio: a program that creates files sends each
 request right after the answer to the last, and waiting through trio (lock, epoll, scheduler) costs more than answering.
@@ -28,7 +28,7 @@ import pyfuse3
 import trio
 
 from datacache.core.errors import DatacacheError, StagingFullError
-from datacache.writeback.sections import Answer, Load, finish
+from datacache.writeback.sections import Defer, Load, finish
 from fuse_mount.bucket.fs.bucket_fs import BucketFs
 from fuse_mount.bucket.fs.names import Changes
 from fuse_mount.bucket.fs.nodes import LONGEST_NAME, Attr
@@ -112,7 +112,7 @@ async def _answer(call: Callable[..., T], *args: Any) -> T:
     """Make a call of `BucketFs`, after all that it needs."""
     try:
         return call(*args)
-    except (Load, Answer) as raised:
+    except (Load, Defer) as raised:
         return await trio.to_thread.run_sync(finish, raised, functools.partial(call, *args))
 
 

@@ -32,7 +32,7 @@ def mounted(folder: Path, *arguments: str) -> Iterator[Path]:
 @contextmanager
 def sparse_disk(tmp_path: Path) -> Iterator[tuple[Path, Path]]:
     """Yield a small tmpfs and a larger ext2 image in it: when the tmpfs is full, the image's writing back fails."""
-    with mounted(tmp_path / "below", "-t", "tmpfs", "-o", "size=4m", "tmpfs") as below:
+    with mounted(tmp_path / "below", "-t", "tmpfs", "-o", "size=8m", "tmpfs") as below:
         image = below / "disk.img"
         with image.open("wb") as file:
             file.truncate(64 << 20)
@@ -185,7 +185,7 @@ def test_frames_whose_fsync_failed_are_written_anew_to_another_segment(tmp_path:
             journal.commit(journal.append([Change("first", b"h", b"1" * 9000)]))
             os.sync()
             fill(below / "filler")
-            ticket = journal.append([Change("second", b"h", os.urandom(1 << 20))])
+            ticket = journal.append([Change("second", b"h", os.urandom(3 << 20))])
             with pytest.raises(StagingError):
                 journal.commit(ticket)
             second = journal.read("second")
@@ -217,7 +217,7 @@ try:
 except OSError:
     pass
 try:
-    journal.commit(journal.append([Change("second", b"h", b"2" * (1 << 20))]))
+    journal.commit(journal.append([Change("second", b"h", b"2" * (3 << 20))]))
 except StagingError:
     os.kill(os.getpid(), 9)
 """
@@ -240,7 +240,7 @@ def test_frames_whose_fsync_failed_before_a_kill_are_on_the_disk_after_the_next_
             left = {key: journal.read(key) for key in keys(journal)}
             journal.close()
         assert found == ["first", "second"]
-        assert left == {"first": b"1" * 9000, "second": b"2" * (1 << 20)}
+        assert left == {"first": b"1" * 9000, "second": b"2" * (3 << 20)}
 
 
 _KILLED = """

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from datacache.writeback.sections import Answer, Load, SectionLock, complete
+from datacache.writeback.sections import Defer, Load, SectionLock, complete
 from datacache.writeback.state_log import MAGIC, SLOT_BYTES, Item, MemfdStateLog, Slots
 
 
@@ -71,7 +71,7 @@ def test_a_call_that_needs_something_is_made_again_and_may_not_have_changed_anyt
             if wanted:
                 raise Load(lambda: loaded.append(wanted.pop()))
             numbers.set("a", 1)
-            raise Answer(lambda: sum(loaded))
+            raise Defer(lambda: sum(loaded))
 
     assert complete(call) == 3
     assert found(again(log)) == {"a": 1}

@@ -2,7 +2,7 @@
 
 Used by the skins (`bucket/kernel_skin.py`, `bucket/pyfuse3_skin.py`) through its parts: `names` and `handles`. Calls
 work on inode numbers and handles and raise `OSError` for what a file system refuses, `core.errors` for what fails, and
-`Load` or `Answer` (`writeback.sections`) for what has to be done in a thread. They take the engine's lock and never
+`Load` or `Defer` (`writeback.sections`) for what has to be done in a thread. They take the engine's lock and never
 wait themselves. Changes of names (`unlink`, `rename`, `mkdir`, `rmdir`, `symlink`, `mknod`) are durable after a
 `commit`, `link` is by itself; what was written, after what `flush` and `fsync` return was done.
 

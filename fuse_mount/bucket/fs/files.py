@@ -19,7 +19,7 @@ from datacache.writeback.draft import INLINE_BYTES, Draft
 from datacache.writeback.journal.segments import FULL
 from datacache.writeback.live import LiveBucket
 from datacache.writeback.model import Content, Logged, Staged, Stored
-from datacache.writeback.sections import Answer, Load, complete
+from datacache.writeback.sections import Defer, Load, complete
 from fuse_mount.bucket.fs.mount_state import SIZE, Notes
 from fuse_mount.bucket.fs.open_file import (
     QUICK_BYTES,
@@ -53,7 +53,7 @@ class OpenFiles:
         if isinstance(state, Draft):
             if state.in_memory(0) or size <= QUICK_BYTES:
                 return state.read(offset, size)
-            raise Answer(lambda: state.read(offset, size))
+            raise Defer(lambda: state.read(offset, size))
         size = min(size, file.content.size_bytes - offset)
         if size <= 0:
             return b""
@@ -62,7 +62,7 @@ class OpenFiles:
         if found is not None:
             return found
         content = file.content
-        raise Answer(lambda: self._read(file, content, reader, offset, size))
+        raise Defer(lambda: self._read(file, content, reader, offset, size))
 
     def _read(self, file: OpenFile, content: Content, reader: Reader | Draft, offset: int, size: int) -> bytes:
         while True:
@@ -255,7 +255,7 @@ class OpenFiles:
         file.node.cached = LOCAL
         quick = draft.in_memory(end) or (not draft.in_memory(0) and len(data) <= QUICK_BYTES)
         if not quick or not file.io.acquire(blocking=False):
-            raise Answer(lambda: self._write(file, offset, data))
+            raise Defer(lambda: self._write(file, offset, data))
         try:
             self._note_dirty(file, draft)
             draft.write(offset, data)
@@ -264,7 +264,7 @@ class OpenFiles:
         except OSError as exc:
             if exc.errno not in FULL:
                 raise
-            raise Answer(lambda: self._write(file, offset, data)) from exc
+            raise Defer(lambda: self._write(file, offset, data)) from exc
         finally:
             file.io.release()
         return len(data)
@@ -321,7 +321,7 @@ class OpenFiles:
                 self._grow(file, draft, end)
             file.node.cached = LOCAL
             n_bytes = (min(end, now) if mode & FALLOC_KEEP_SIZE else end) - offset
-            raise Answer(lambda: self._change(file, lambda d: d.allocate(mode, offset, size), n_bytes))
+            raise Defer(lambda: self._change(file, lambda d: d.allocate(mode, offset, size), n_bytes))
 
     def copy(self, source: OpenFile, start: int, file: OpenFile, offset: int, size: int) -> int:
         """Copy bytes of an open file, all of which it has, into one; return how many, perhaps fewer. In a thread."""
@@ -336,8 +336,8 @@ class OpenFiles:
         self._grow(file, draft, offset + size)
         file.node.cached = LOCAL
         if staged is not None:
-            raise Answer(lambda: self._change(file, lambda d: d.copy(offset, staged, start, size), size))
-        raise Answer(lambda: self._write(file, offset, self._read_now(source, start, size)))
+            raise Defer(lambda: self._change(file, lambda d: d.copy(offset, staged, start, size), size))
+        raise Defer(lambda: self._write(file, offset, self._read_now(source, start, size)))
 
     def _staged_file(self, file: OpenFile) -> io.FileIO | None:
         """Return the file of this node's disk that has a file's bytes, if there is one."""

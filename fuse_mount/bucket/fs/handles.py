@@ -1,6 +1,6 @@
 """Open files of a read-write mount by handle: reading, writing, and when what was written is acknowledged.
 
-Part of `BucketFs`; takes its lock itself. What `Load` and `Answer` ask for, and what `flush`, `fsync`, `release` and
+Part of `BucketFs`; takes its lock itself. What `Load` and `Defer` ask for, and what `flush`, `fsync`, `release` and
 `long_open` give back, waits, and is called in a thread without the lock. `files.py` has the bytes.
 """
 
@@ -17,7 +17,7 @@ from typing import NamedTuple
 from datacache.core.errors import DatacacheError, ObjectChangedError, ObjectNotFoundError, StagingFullError
 from datacache.writeback.draft import INLINE_BYTES
 from datacache.writeback.model import Pending, Stored, parent_of
-from datacache.writeback.sections import Answer, complete
+from datacache.writeback.sections import Defer, complete
 from datacache.writeback.state_log import Item
 from fuse_mount.bucket.fs.mount_state import HANDLE, Notes
 from fuse_mount.bucket.fs.nodes import Nodes
@@ -89,7 +89,7 @@ class Handles:
             handle = self.open_locked(node, state, flags)
             appends = bool(flags & os.O_APPEND)
             if changes_part and self._files.wants_its_bytes(self._handles[handle].file, appends=appends):
-                raise Answer(partial(self._begin_draft, handle))
+                raise Defer(partial(self._begin_draft, handle))
             return handle
 
     def expect_opened_locked(self, state: State, flags: int) -> None:

@@ -26,7 +26,7 @@ from datacache.writeback.model import (
     encode_xattrs,
 )
 from datacache.writeback.remote.known import RemoteFile
-from datacache.writeback.sections import Answer, Load, complete
+from datacache.writeback.sections import Defer, Load, complete
 from datacache.writeback.state_log import Item
 from fuse_mount.bucket.fs.handles import Handles
 from fuse_mount.bucket.fs.mount_state import LISTING, ROOT_ATTRIBUTES, TOLD, ListingRow, Notes
@@ -284,7 +284,7 @@ class Names:
             if file is None or file.name is not Name.NONE_YET:
                 raise OSError(errno.EPERM, "an object store has no hard links")
             self._resolve_free_locked(parent, name)
-        raise Answer(partial(self._link, file, parent, name, gather))
+        raise Defer(partial(self._link, file, parent, name, gather))
 
     def _link(self, file: OpenFile, parent: int, name: bytes, gather: Callable[[], None]) -> Attr:
         node = file.node
