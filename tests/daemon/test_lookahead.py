@@ -285,7 +285,7 @@ def test_what_the_disk_of_another_node_keeps_is_fetched_ahead_as_long_as_ram_has
         client = connect(settings)
         for place in range(0, COUNT, 20):
             ahead.advance(place)
-            assert settled(client)["window_bytes"] == MIB
+            wait_for(lambda: settled(client)["window_bytes"] == MIB)
         status = client.cache_status()
         ram, ssd = status["tiers"]
         assert (ssd["blocks"], status["plans"][0]["state"]) == (0, "ahead")

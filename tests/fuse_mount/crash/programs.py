@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +104,7 @@ def problems_in(folder: Path, name: str, rounds: int) -> list[str]:
 
 
 def _wrong_rows(folder: Path, rounds: int) -> Iterator[str]:
-    with sqlite3.connect(f"file:{folder}/rows.db?mode=ro", uri=True) as connection:
+    with closing(sqlite3.connect(f"file:{folder}/rows.db?mode=ro", uri=True)) as connection:
         [[verdict]] = connection.execute("PRAGMA integrity_check")
         rows = dict(connection.execute("SELECT number, content FROM rows"))
     if verdict != "ok":
