@@ -1,4 +1,4 @@
-"""What brings changes to a second node: what it needs, and the order of bringing, naming and acknowledging."""
+"""Test how changes are brought to a second node: the order of bringing, naming and acknowledging."""
 
 from __future__ import annotations
 

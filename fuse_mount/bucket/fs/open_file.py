@@ -107,9 +107,9 @@ class Name(enum.Enum):
 
     GIVEN = "given"
     NONE_YET = "none yet"
-    """It was made without one, and may be given one."""
+    """Made without one, which it may be given."""
     DELETED = "deleted"
-    """What is written to it never gets to the bucket, and who has deleted it here knows."""
+    """Deleted here: bytes that are written to it never get to the bucket, and the one who deleted it knows."""
     REPLACED = "replaced"
     """Somebody else took the name away, while nothing was written here: nothing can be from now on."""
 
