@@ -42,6 +42,30 @@ def test_a_key_is_due_a_while_after_its_last_change_and_some_time_after_its_firs
     assert queue.pop(7.0) == "log"
 
 
+@promise(
+    "While programs change more than 64 files a second, what is due waits until they pause, for 10 seconds at most"
+)
+def test_what_is_due_waits_while_programs_change_many_files() -> None:
+    queue = UploadQueue(delay_s=1.0, every_s=30.0)
+
+    def change(first: int, last: int) -> float:
+        for number in range(first, last):
+            queue.note_change(f"file-{number}", number / 100)
+        return last / 100
+
+    now = change(0, 500)
+    assert queue.pop(now) == "file-0"  # as while somebody flushes
+    assert queue.pop(now, patient=True) is None
+    due = queue.next_due(now, patient=True)
+    assert due is not None
+    assert now < due <= now + 0.5
+    assert queue.pop(due, patient=True) == "file-1"  # they have paused
+    now = change(500, 1200)
+    assert queue.pop(now, patient=True) == "file-2"  # it was due 10 s before
+    queue.hurry = True
+    assert queue.pop(now, patient=True) == "file-3"
+
+
 def test_hurrying_helps_what_waits_to_be_quiet_but_not_what_failed() -> None:
     queue = UploadQueue(delay_s=10.0, every_s=30.0)
     queue.note_change("failing", 0.0)

@@ -156,7 +156,8 @@ class UploadBoard:
                 now = self._clock()
                 wait_s = self.health.wait_s(now) if self.halted is None else None
                 if wait_s == 0:
-                    key = self._queue.pop_any(now) if self.health.away else self._queue.pop(now)
+                    patient = not (self._waits or self.health.limited)
+                    key = self._queue.pop_any(now) if self.health.away else self._queue.pop(now, patient=patient)
                     if key is not None:
                         self._work.notify()  # the next one may be due as well
                         return key, self.health.begin()
@@ -164,7 +165,7 @@ class UploadBoard:
                     if helped is not None:
                         self._work.notify()
                         return helped
-                    due = self._queue.next_due()
+                    due = self._queue.next_due(now, patient=patient)
                     wait_s = due - now if due is not None else None
                 if wait_s is None or self._wakes_at <= now + wait_s:
                     self._work.wait()

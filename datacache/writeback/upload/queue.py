@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 import random
+from collections import deque
 from collections.abc import Callable, Iterable
 
 from datacache.core.errors import UploadError
@@ -17,12 +18,17 @@ FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 30.0
 IN_A_ROW = 3
 """Uploads that fail one after the other, none succeeding in between, before it is taken to be the store."""
 REFUSED_WAIT_S = 0.05
+MANY, AT_ONCE_S = 32, 0.5
+"""Changes, and the time they come in, by which programs are taken to be at work: uploads would slow them down."""
+PATIENCE_S = 10.0
+"""How long a key that is due waits for them to pause."""
 _NAMED = 5
 """Keys that an error names."""
 
 
 class UploadQueue:
     """Keys by the time they are due: `delay_s` after their last change, but `every_s` after the first at the latest.
+    While many change one after the other, what is due waits some more for a pause.
 
     A key is in one place at a time: queued (with the time it is due), active (a thread is at it) or parked (until
     another key is done). A key costs a tuple in a heap and an entry of a dict, some 140 bytes besides its text.
@@ -40,6 +46,7 @@ class UploadQueue:
         self._again: set[str] = set()  # active keys that have changed since
         self._parked_on: dict[str, str] = {}
         self._parked: dict[str, list[str]] = {}  # key -> those that wait for it
+        self._changed_at: deque[float] = deque(maxlen=MANY)  # when keys changed, the oldest first
         self.hurry = False
         """Tells whether keys are due as soon as they change."""
 
@@ -55,6 +62,7 @@ class UploadQueue:
 
     def note_change(self, key: str, now: float) -> bool:
         """Queue a key that is pending, or has changed again."""
+        self._changed_at.append(now)
         if key in self._active:
             self._again.add(key)
             return False
@@ -118,8 +126,11 @@ class UploadQueue:
         self._heap = [(due, key) for key, due in wanted.items()]
         heapq.heapify(self._heap)
 
-    def pop(self, now: float) -> str | None:
-        """Return a key that is due, which is active from now on."""
+    def pop(self, now: float, *, patient: bool = False) -> str | None:
+        """Return a key that is due, which is active from now on. `patient`: while programs are at work, only one that
+        has waited for long."""
+        if patient and self._busy_s(now):
+            now -= PATIENCE_S
         while self._heap and self._heap[0][0] <= now:
             due, key = heapq.heappop(self._heap)
             if self._due.get(key) != due:
@@ -138,9 +149,17 @@ class UploadQueue:
         new = [key for due, key in self._heap if due <= now and self._due.get(key) == due and key not in self._retries]
         return self._activate(random.choice(new)) if new else self.pop(now)
 
-    def next_due(self) -> float | None:
-        """Return when the next key is due."""
-        return self._heap[0][0] if self._heap else None
+    def next_due(self, now: float, *, patient: bool = False) -> float | None:
+        """Return when `pop` is worth another try."""
+        if not self._heap:
+            return None
+        return max(self._heap[0][0], now + self._busy_s(now) if patient else now)
+
+    def _busy_s(self, now: float) -> float:
+        """Return how long programs are still taken to be at work if nothing else changes."""
+        if self.hurry or len(self._changed_at) < MANY:
+            return 0.0
+        return max(0.0, self._changed_at[0] + min(AT_ONCE_S, self._delay_s) - now)
 
     def park(self, key: str, blocker: str) -> bool:
         """Have an active key wait until another one is done. False, and nothing is changed, if that one waits for
