@@ -170,9 +170,9 @@ class Claims:
 
     def rebase(self, claim: Claim, etag: str, version: int | None) -> None:
         """Have a claim replace an earlier version that this area wrote and that is in the bucket (None: the same bytes,
-        by whomever)."""
+        by whomever; the claim's own: some of its bytes)."""
         with self._engine.lock:
-            after = claim.pending.after if version is None else version
+            after = claim.pending.after if version is None else min(version, claim.pending.version - 1)
             claim.pending = claim.pending._replace(base=etag, after=after)
             now = self._overlay.get(claim.pending.key)
             if now is not None:

@@ -45,16 +45,19 @@ class Standing(enum.Enum):
     THEIRS = "somebody else wrote it"
 
 
-def standing(found: LiveObject | None, *, base: str, version: int, ours: int | None) -> Standing:
-    """Return how an object stands. `base` is the ETag that was expected ('' for none), `version` the one to be written,
-    `ours` the version the object was made of where this staging area wrote it."""
+def standing(
+    found: LiveObject | None, *, base: str, version: int, size_bytes: int | None, ours: int | None
+) -> Standing:
+    """Return how an object stands. `base` is the ETag that was expected ('' for none), `version` and `size_bytes` are
+    of what is to be written (None: it is to be deleted), `ours` is the version the object was made of where this
+    staging area wrote it."""
     if found is None:
         return Standing.FREE
-    if ours == version:
+    if ours == version and size_bytes in (None, found.info.size_bytes):  # else it was cut short on the way
         return Standing.SAME
     if base and found.info.etag == base:
         return Standing.EXPECTED
-    return Standing.EARLIER if ours is not None and ours < version else Standing.THEIRS
+    return Standing.EARLIER if ours is not None and ours <= version else Standing.THEIRS
 
 
 def is_conflict_copy(key: str) -> bool:

@@ -431,6 +431,58 @@ def test_a_source_overwritten_while_a_server_without_conditions_copies_it_is_fou
         bucket.close()
 
 
+@promise("An object that the store has kept in part is sent again, and its source stays until then")
+@pytest.mark.parametrize("size", [3, 0, None])
+def test_a_copy_or_completion_that_was_not_done_or_not_whole_is_not_taken_for_one(
+    live: Live, monkeypatch: pytest.MonkeyPatch, size: int | None
+) -> None:
+    """The store answers that it is done, and has so many of the bytes, or (None) what was there before."""
+    source = live.bucket.write("a", b"all of it", {}, expect="").ref(live.url)
+    old = live.bucket.write("b", b"before", {"writer": "0"}, expect="")
+    upload = live.bucket.begin_upload("b", {"writer": "1"})
+    parts = [live.bucket.put_part("b", upload, 1, b"all of it")]
+    live.bucket.conditional()
+    forward = live.proxy.forward
+
+    def lie(method: str, path: str, headers: list[tuple[str, str]], body: bytes) -> Answer:
+        if not path.startswith(f"/{live.name}/b") or method not in ("PUT", "POST"):
+            return forward(method, path, headers, body)
+        if size is not None:
+            live.server.client().put_object(
+                Bucket=live.name, Key="b", Body=b"all of it"[:size], Metadata={"writer": "1"}
+            )
+        return Answer(200, [REQUEST_ID], b"<CopyObjectResult><ETag>e</ETag></CopyObjectResult>")
+
+    monkeypatch.setattr(live.proxy, "forward", lie)
+    for call in (
+        lambda expect: live.bucket.copy(source, "b", {"writer": "1"}, expect=expect),
+        lambda expect: live.bucket.complete_upload("b", upload, parts, {"writer": "1"}, expect=expect),
+    ):
+        with pytest.raises(StoreUnavailableError, match="the store has"):
+            call(live.bucket.head("b").etag)
+    assert (live.bucket.head("b") == old) is (size is None)
+
+
+def test_a_copy_that_somebody_overwrites_at_once_is_not_known_by_their_etag(
+    live: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = live.bucket.write("a", b"ours", {}, expect="").ref(live.url)
+    live.bucket.conditional()
+    forward = live.proxy.forward
+
+    def overwrite(method: str, path: str, headers: list[tuple[str, str]], body: bytes) -> Answer:
+        answer = forward(method, path, headers, body)
+        if method == "PUT" and path.endswith("/b"):
+            live.server.client().put_object(Bucket=live.name, Key="b", Body=b"theirs")
+        return answer
+
+    monkeypatch.setattr(live.proxy, "forward", overwrite)
+    copy = live.bucket.copy(source, "b", {"writer": "1"}, expect="")
+    assert copy.etag != live.bucket.head("b").etag
+    with pytest.raises(ObjectChangedError):
+        live.bucket.write("b", b"later", {}, expect=copy.etag)
+
+
 @pytest.mark.parametrize(("name", "key"), [("big", "big copy"), ("odd+ %41 ü", "b+%41//x")])
 def test_an_object_too_large_for_one_copy_is_copied_in_parts(live: Live, name: str, key: str) -> None:
     bucket = S3Bucket(

@@ -77,7 +77,13 @@ def test_an_object_stands_to_version_5_as_its_etag_and_writer_say(
     etag: str | None, base: str, ours: int | None, expected: Standing
 ) -> None:
     found = LiveObject(ObjectInfo("k", 1, 0, etag), {}) if etag is not None else None
-    assert standing(found, base=base, version=5, ours=ours) is expected
+    assert standing(found, base=base, version=5, size_bytes=1, ours=ours) is expected
+
+
+def test_an_object_of_fewer_bytes_is_not_the_version_whose_mark_it_has() -> None:
+    found = LiveObject(ObjectInfo("k", 1, 0, "e2"), {})
+    assert standing(found, base="e1", version=5, size_bytes=2, ours=5) is Standing.EARLIER
+    assert standing(found, base="e1", version=5, size_bytes=None, ours=5) is Standing.SAME
 
 
 @pytest.mark.parametrize("depth", range(1, 6))

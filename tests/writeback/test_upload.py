@@ -340,6 +340,31 @@ def test_a_deletion_is_not_undone_by_a_store_that_forgot_whose_object_it_is(
             again.close()
 
 
+@promise("An object that the store has kept in part is sent again, and its source stays until then")
+@pytest.mark.parametrize("key", ["file", "odd//file"])
+def test_an_object_that_the_store_kept_in_part_is_sent_again(
+    bucket: BucketOnCeph, rig: Rig, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    rig.bucket.conditional()
+    forward, tries = bucket.proxy.forward, list[str]()
+
+    def cut_short(method: str, path: str, headers: list[tuple[str, str]], body: bytes) -> Answer:
+        if method != "PUT" or not only("PUT", key)(method, path) or len(tries) == 2:
+            return forward(method, path, headers, body)
+        tries.append(path)
+        found = {name.lower(): value for name, value in headers}
+        metadata = {name[11:]: value for name, value in found.items() if name.startswith("x-amz-meta-")}
+        bucket.server.client().put_object(Bucket=bucket.name, Key=PREFIX + key, Body=body[:3], Metadata=metadata)
+        return Answer(503, [], b"<Error><Code>SlowDown</Code></Error>")
+
+    monkeypatch.setattr(bucket.proxy, "forward", cut_short)
+    rig.put(key, b"all of it")
+    rig.uploader.flush(30)
+    assert len(tries) == 2
+    assert rig.objects() == {key: b"all of it"}
+    assert rig.engine.conflict_log.count == 0
+
+
 @promise("Our own writes are no conflict, whatever answers were lost")
 def test_a_file_that_changed_after_an_answer_was_lost_replaces_our_own_object(bucket: BucketOnCeph, rig: Rig) -> None:
     rig.bucket.conditional()

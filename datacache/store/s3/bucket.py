@@ -151,31 +151,22 @@ class S3Bucket(S3Store):
                 raise
 
         etag = self._checked("complete", key, expect, complete)
-        # Ceph says no ETag, others another one than they list; and somebody may have come right after us.
-        size_bytes = sum(part.size_bytes for part in parts)
-        try:
-            info, found = self.look(key)
-        except ObjectNotFoundError:
-            return ObjectInfo(key, size_bytes, _now_ns(), etag or _UNKNOWN)
-        ours = info.size_bytes == size_bytes and found.items() >= metadata.items()
-        return info if ours else ObjectInfo(key, size_bytes, info.mtime_ns, etag or _UNKNOWN)
+        return self._made(key, sum(part.size_bytes for part in parts), etag, metadata, expect)
 
     def copy(self, source: ObjectRef, key: str, metadata: Mapping[str, str], *, expect: str | None) -> ObjectInfo:
         """See `Bucket`. Bound to the source as `s3/multipart.py` says."""
         self._expect_storable(key)
-        requests = self._requests.get()
         headers = to_headers(metadata, f"{self.url}/{key}")
 
-        def copy(conditions: Mapping[str, str]) -> None:
+        def copy(conditions: Mapping[str, str]) -> str:
             if source.size_bytes > self._copy_limit_bytes:
                 limit = self._copy_limit_bytes
-                self._copy_in_parts(source, key, metadata, conditions, limit_bytes=limit)
-                return
+                return self._copy_in_parts(source, key, metadata, conditions, limit_bytes=limit)
             bound_by = self._traits.get().copy_header
-            self._copy_whole(source, key, {**headers, **conditions}, bound_by=bound_by, was_free=expect == "")
+            return self._copy_whole(source, key, {**headers, **conditions}, bound_by=bound_by, was_free=expect == "")
 
-        self._checked("copy", key, expect, copy)
-        return requests.head(key)
+        etag = self._checked("copy", key, expect, copy)
+        return self._made(key, source.size_bytes, etag, metadata, expect)
 
     def remove(self, key: str, *, expect: str | None) -> None:
         """See `Bucket`."""
@@ -212,6 +203,23 @@ class S3Bucket(S3Store):
             return self._requests.get().find_stored(key, data, to_headers(metadata, url))
         condition = {} if replaces is None else {"If-Match": replaces} if replaces else {"If-None-Match": "*"}
         return self._requests.get().put(key, data, {**to_headers(metadata, url), **condition})
+
+    def _made(
+        self, key: str, size_bytes: int, etag: str, metadata: Mapping[str, str], expect: str | None
+    ) -> ObjectInfo:
+        """Return the object that a completed upload or a copy made, whose answer says `etag` ('' for none). That says
+        not enough: Ceph names no ETag, others another one than they list, and somebody may have come right after us.
+        `StoreUnavailableError` where what is there shows that it was not made, or not whole."""
+        info, found = self.look(key)
+        url = f"{self.url}/{key}"
+        if info.etag == etag or found.items() >= metadata.items():
+            if info.size_bytes != size_bytes:
+                what = f"the store has {info.size_bytes:,} bytes of {size_bytes:,}"
+                raise StoreUnavailableError(f"{url}: {what}", url=url)
+            return info
+        if info.etag == expect:
+            raise StoreUnavailableError(f"{url}: the store has what was there before", url=url)
+        return ObjectInfo(key, size_bytes, info.mtime_ns, etag or _UNKNOWN)
 
     def _checked(self, what: str, key: str, expect: str | None, call: Callable[[Mapping[str, str]], T]) -> T:
         """`call` with the conditions that stand for `expect`, after a look at what is there."""

@@ -217,9 +217,9 @@ class S3Uploads:
         metadata: Mapping[str, str] = _NONE,
         conditions: Mapping[str, str] = _NONE,
         check: Callable[[], None] = lambda: None,
-    ) -> None:
+    ) -> str:
         """Begin an upload, make its parts by `make(upload, number, start, stop)`, some at a time, and complete it,
-        after `check`. An upload that fails is aborted."""
+        after `check`. Return the ETag that the answer says, '' for none. An upload that fails is aborted."""
         upload = self.begin_upload(key, metadata)
         try:
             starts = enumerate(range(0, size_bytes, part_bytes), 1)
@@ -230,7 +230,7 @@ class S3Uploads:
             )
             made = list(parts)
             check()
-            self._complete(key, upload, made, conditions)
+            return self._complete(key, upload, made, conditions)
         except BaseException:
             with suppress(DatacacheError):
                 self.abort_upload(key, upload)
@@ -240,9 +240,9 @@ class S3Uploads:
 
     def _copy_whole(
         self, source: ObjectRef, key: str, headers: Mapping[str, str], *, bound_by: str, was_free: bool
-    ) -> None:
-        """Copy an object by one CopyObject. `headers` are the new object's metadata and conditions, `bound_by` the
-        header for the source's ETag or ''."""
+    ) -> str:
+        """Copy an object by one CopyObject; return the ETag that the answer says, '' for none. `headers` are the new
+        object's metadata and conditions, `bound_by` the header for the source's ETag or ''."""
         bound = {bound_by: quoted(source.etag)} if bound_by and source.etag and not source.version else {}
         watched = not bound and not source.version
         if watched:
@@ -262,6 +262,7 @@ class S3Uploads:
                     with suppress(DatacacheError):
                         self._requests.get().delete(key)
                 raise
+        return etag
 
     def _copy_in_parts(
         self,
@@ -271,8 +272,8 @@ class S3Uploads:
         conditions: Mapping[str, str],
         *,
         limit_bytes: int,
-    ) -> None:
-        """Copy an object by an upload whose parts the store copies, some at once."""
+    ) -> str:
+        """Copy an object by an upload whose parts the store copies, some at once; return as `_copy_whole`."""
 
         def check() -> None:
             if not source.version:
@@ -296,8 +297,8 @@ class S3Uploads:
         def carry(upload: str, number: int, start: int, stop: int) -> Part:
             return self.put_part(key, upload, number, self._requests.get().get(source, start, stop)[0])
 
-        def send(make: Callable[[str, int, int, int], Part], part_bytes: int) -> None:
-            self._send_parts(
+        def send(make: Callable[[str, int, int, int], Part], part_bytes: int) -> str:
+            return self._send_parts(
                 key, make, size_bytes=source.size_bytes, part_bytes=part_bytes, metadata=metadata,
                 conditions=conditions, check=check,
             )  # fmt: skip
@@ -305,9 +306,9 @@ class S3Uploads:
         check()
         smallest = -(-source.size_bytes // MAX_PARTS)
         try:
-            send(copy, min(limit_bytes, max(_COPIED_BYTES, smallest)))
+            return send(copy, min(limit_bytes, max(_COPIED_BYTES, smallest)))
         except _NotCopiedError:
-            send(carry, max(_CARRIED_BYTES, smallest))
+            return send(carry, max(_CARRIED_BYTES, smallest))
 
     def _expect_source(self, source: ObjectRef) -> None:
         info = self._requests.get().head(source.key)

@@ -209,7 +209,9 @@ class Uploads:
         except ObjectNotFoundError as exc:
             self.raise_if_bucket(exc)
         ours = self.engine.own_version(found.metadata, pending) if found is not None else None
-        return found, standing(found, base=expect or "", version=pending.version, ours=ours)
+        size_bytes = pending.size_bytes if pending.attributes is not None else None
+        how = standing(found, base=expect or "", version=pending.version, size_bytes=size_bytes, ours=ours)
+        return found, how
 
     def _conflict(self, claim: Claim, found: ObjectInfo, why: str) -> Outcome:
         """End the claim as a conflict: if the object is listed as well, as no web page in the store's place is."""
