@@ -309,7 +309,7 @@ class WriteBack:
             self.area.check()
             began = time.perf_counter()
             try:
-                self._journal.commit(wanted)
+                durable = self._journal.commit(wanted)
             except StagingFullError:
                 if time.monotonic() >= deadline:
                     raise
@@ -317,8 +317,8 @@ class WriteBack:
                 continue
             self.commit_s += (time.perf_counter() - began - self.commit_s) / 8
             self.files.set_journal_bytes(self._journal.size_bytes)
-            with self.lock:
-                self._durable = max(self._durable, wanted)
+            with self.lock:  # where the ticket is of a section that goes on, it can be written after that
+                self._durable = max(self._durable, durable)
                 while self._recorded and self._recorded[0][1] <= self._durable:
                     self._recorded.popleft()
                 self._noted.append((_DURABLE, self._durable))

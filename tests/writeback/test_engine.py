@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from datacache.core.errors import StagingBusyError, StagingError, StagingFullErr
 from datacache.settings import Settings
 from datacache.writeback import engine as engine_module
 from datacache.writeback.draft import INLINE_BYTES, Draft
+from datacache.writeback.journal.journal import Journal
 from datacache.writeback.model import (
     LONGEST_XATTRS,
     WRITER,
@@ -29,7 +32,7 @@ from datacache.writeback.model import (
 )
 from datacache.writeback.staging import area as area_module
 from tests.promises import promise
-from tests.writeback.upload_rig import FILE, FOLDER, PREFIX, SMALL_BYTES, Rig
+from tests.writeback.upload_rig import FILE, FOLDER, PREFIX, SMALL_BYTES, Rig, until
 
 LARGE = os.urandom(INLINE_BYTES * 3)
 
@@ -288,12 +291,31 @@ def test_a_key_that_is_to_be_copied_follows_its_object_when_that_gets_new_attrib
 
 def test_all_that_is_recorded_is_durable_before_an_object_may_be_deleted(open_rig):
     rig = open_rig()
-    with rig.engine.lock:  # the thread that commits in the background waits for it
+    with rig.engine.lock:
         gone, _ = rig.engine.plan_deletion("a", base="e1")
         ticket = rig.engine.record([*gone, rig.engine.plan_change("b", FILE, Logged(1), base="")], blobs={"b": b"1"})
         assert not rig.engine.is_durable(ticket)
-        assert rig.claims.begin("a") is not None
-        assert rig.engine.is_durable(ticket)
+    assert rig.claims.begin("a") is not None
+    assert rig.engine.is_durable(ticket)
+
+
+def test_a_commit_in_the_middle_of_a_section_does_not_count_its_changes_as_durable(open_rig, tmp_path, monkeypatch):
+    rig, was_called = open_rig(), threading.Event()
+    commit = rig.journal.commit
+
+    def tell(ticket: int | None = None) -> int:
+        try:
+            return commit(ticket)
+        finally:
+            was_called.set()
+
+    monkeypatch.setattr(rig.journal, "commit", tell)
+    with rig.engine.lock:
+        ticket = rig.engine.record([rig.engine.plan_change("a", FILE, Logged(5), base="")], blobs={"a": b"small"})
+        assert was_called.wait(30)  # by the thread that commits what nobody waits for
+    until(lambda: rig.engine.is_durable(ticket))
+    copy = shutil.copytree(rig.area.journal_folder, tmp_path / "copy")
+    assert Journal(copy).read("a") == b"small"
 
 
 def test_a_key_is_not_claimed_in_a_version_whose_blockers_nobody_looked_at(open_rig):

@@ -248,10 +248,10 @@ class Journal:
     def _is_closed(self) -> StagingError:
         return StagingError(f"the staging journal in {self._folder} is closed")
 
-    def commit(self, ticket: int | None = None) -> None:
-        """Return when everything up to the ticket (None: everything) is durable. StagingFullError or StagingError if
-        the disk refuses: nothing is lost then, and the next call tries again. While one thread writes and syncs,
-        others' groups gather for the next sync."""
+    def commit(self, ticket: int | None = None) -> int:
+        """Return when everything up to the ticket (None: everything) is durable that may be written: up to which
+        ticket all is by now. StagingFullError or StagingError if the disk refuses: nothing is lost then, and the next
+        call tries again. While one thread writes and syncs, others' groups gather for the next sync."""
         target = self._appended if ticket is None else min(ticket, self._appended)
         unsealed = self._unsealed
         if unsealed:
@@ -261,7 +261,7 @@ class Journal:
                 while self._syncing and self._durable < target:
                     self._changed.wait()
                 if self._durable >= target:
-                    return
+                    break
                 self._syncing = True
                 batch = self._batch()
             tidy = False
@@ -273,6 +273,7 @@ class Journal:
                     self._changed.notify_all()
             if tidy:
                 self._tidy()
+        return self._durable
 
     def _batch(self) -> list[Group]:
         batch: list[Group] = []
