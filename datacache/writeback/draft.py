@@ -1,7 +1,8 @@
 """A file that is being written: its bytes from the first change until the last writer closes it.
 
 Used by `fuse_mount/bucket/fs`; calls for one draft are made one at a time by its owner, except `read`. Small
-files are kept in memory and go into the journal, which takes one sync; larger ones lie in a staged file. A draft that
+files are kept in memory and go into the journal, which takes one sync; larger ones lie in a staged file, and so do
+small ones while very many are open. A draft that
 starts from nothing (a new file, or one that was truncated to nothing) never touches what was acknowledged before: that
 stays in the overlay until the draft is settled. One that continues a staged file changes it in place, as a local file
 system does.
@@ -80,9 +81,14 @@ class Draft:
     @staticmethod
     def of_bytes(engine: WriteBack, attributes: Attributes, data: bytes = b"") -> Draft:
         """Return a draft that begins with these bytes, few as they are."""
-        slot = engine.kept.slots.take()
-        slot.memory[: len(data)] = data
-        return Draft(engine, attributes, slot, len(data))
+        draft = Draft(engine, attributes, engine.kept.slots.take())
+        try:
+            draft.write(0, data)
+        except BaseException:
+            draft.close()
+            raise
+        draft.let_go_of_spilled()  # of which nobody was told
+        return draft
 
     @staticmethod
     def of_staged(engine: WriteBack, attributes: Attributes, number: int) -> Draft:
@@ -130,12 +136,12 @@ class Draft:
 
     def in_memory(self, end: int) -> bool:
         """Return whether a write up to this offset stays in memory."""
-        return self._slot is not None and end <= INLINE_BYTES
+        return self._slot is not None and end <= self._engine.kept.slots.inline_bytes
 
     def write(self, offset: int, data: bytes) -> None:
         """Write at an offset; a gap before it reads as zeros. `OSError` of a full disk leaves the rest unwritten."""
         end = offset + len(data)
-        if self._slot is not None and end > INLINE_BYTES:
+        if self._slot is not None and not self.in_memory(end):
             self._spill()
         if self._slot is not None:
             self._extend(offset)
@@ -155,7 +161,7 @@ class Draft:
 
     def truncate(self, size: int) -> None:
         """Cut off, or extend with zeros."""
-        if self._slot is not None and size > INLINE_BYTES:
+        if self._slot is not None and not self.in_memory(size):
             self._spill()
         if self._slot is not None:
             self._extend(size)
@@ -175,7 +181,7 @@ class Draft:
         clears = bool(mode & (FALLOC_PUNCH_HOLE | FALLOC_ZERO_RANGE)) and offset < self.size
         if end <= offset or not (clears or end > self.size):
             return
-        if self._slot is not None and end > INLINE_BYTES:
+        if self._slot is not None and not self.in_memory(end):
             self._spill()
         if self._slot is not None:
             self._extend(end)

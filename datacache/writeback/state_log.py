@@ -45,6 +45,8 @@ SLOT_BYTES = 256 * 1024
 _SLOTS_AT_A_TIME = 16
 _MOST_WARM = 16
 """Free slots that keep their memory."""
+_MOST_SLOTS = 256
+"""Slots that take bytes: 64 MiB. Of files that are open beside as many, what is written goes to the disk."""
 _MARSHAL_VERSION = 4
 _ITEMS_AT_A_TIME = 500
 
@@ -83,6 +85,12 @@ class Slots:
         self._maps: list[mmap.mmap] = []
         self._free: list[int] = []
         self._cold: list[int] = []
+
+    @property
+    def inline_bytes(self) -> int:
+        """Return up to which size bytes may lie in a slot now: 0 while very many are taken."""
+        taken = len(self._maps) * _SLOTS_AT_A_TIME - len(self._free) - len(self._cold)
+        return SLOT_BYTES if taken <= _MOST_SLOTS else 0
 
     def take(self) -> Slot:
         """Return a slot that nobody has: the one that was given back last."""

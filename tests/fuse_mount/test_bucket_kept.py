@@ -7,6 +7,7 @@ again, and the next one has the staging area's files and what was kept. `test_bu
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -20,8 +21,9 @@ from datacache.core.errors import StagingError, StagingFullError
 from datacache.settings import Settings
 from datacache.writeback.journal.journal import Journal
 from datacache.writeback.model import decode_pending
-from datacache.writeback.state_log import MAGIC, MemfdStateLog
+from datacache.writeback.state_log import MAGIC, SLOT_BYTES, MemfdStateLog
 from fuse_mount.bucket.fs.names import Changes
+from fuse_mount.bucket.fs.open_file import BytesReader
 from fuse_mount.bucket.fs.tree import FileRow, NodeRow
 from tests.fuse_mount.kept_state import expect_kept
 from tests.fuse_mount.test_bucket_fs import Directory, expect_errno
@@ -42,12 +44,12 @@ class Mount:
         # Nothing becomes durable but what is waited for.
         monkeypatch.setattr("datacache.writeback.engine._COMMIT_EVERY_S", 3600.0)
         self._url, self._settings = f"file://{bucket}", settings
-        self._log = MemfdStateLog.make()
+        self.log = MemfdStateLog.make()
         self.now = self._start()
 
     def _start(self) -> Directory:
         live = api.open_bucket(
-            self._url, self._settings, who="test", ttl_s=0.3, kept=MemfdStateLog(os.dup(self._log.fileno()))
+            self._url, self._settings, who="test", ttl_s=0.3, kept=MemfdStateLog(os.dup(self.log.fileno()))
         )
         live.status()  # as the server does: a section before all is taken up
         directory = Directory(live)
@@ -101,6 +103,51 @@ def test_what_was_written_to_a_file_that_is_open_is_there_and_can_be_gone_on_wit
     after.flush()
     assert (bucket / "a").read_bytes() == b"x" * size + b"more"
     assert mount.kill().read("a") == b"x" * size + b"more"
+
+
+@promise("Files that programs keep open take 128 MiB of memory at most, however many they are")
+def test_what_is_written_to_very_many_open_files_lies_on_the_disk_and_is_there(
+    mount: Mount, bucket: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("datacache.writeback.state_log._MOST_SLOTS", 8)
+    names = [f"{number}" for number in range(30)]
+    (bucket / "0").write_bytes(b"")
+    for name in names[20:]:
+        mount.now.write(name, b"old" * 80_000)
+    handles = {name: mount.now.create(name, b"x" * 200_000) for name in names[:20] if name != "0"}
+    handles |= {name: mount.now.open(name, os.O_RDWR) for name in ("0", *names[20:])}
+    for handle in handles.values():
+        mount.now.do(mount.now.fs.handles.write, handle, 0, b"new")
+    assert os.fstat(mount.log.fileno()).st_blocks * 512 < 20 * SLOT_BYTES
+    after = mount.kill()
+    for handle in handles.values():
+        after.do(after.fs.handles.write, handle, 5, b"newer")
+    after = mount.kill()
+    for handle in handles.values():
+        after.close(handle)
+    after.flush()
+    assert (bucket / "0").read_bytes() == b"new\0\0newer"
+    for name in names[1:20]:
+        assert (bucket / name).read_bytes() == b"newxxnewer" + b"x" * 199_990
+    for name in names[20:]:
+        assert (bucket / name).read_bytes() == b"newolnewer" + (b"old" * 80_000)[10:]
+
+
+@promise("Files that programs keep open take 128 MiB of memory at most, however many they are")
+def test_the_bytes_of_very_many_open_files_are_not_kept_in_memory_to_be_read(
+    mount: Mount, bucket: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("fuse_mount.bucket.fs.files._MOST_IN_MEMORY", 8)
+    for number in range(20):
+        mount.now.write(f"{number}", b"%d" % number * 50_000)
+    handles = [mount.now.open(f"{number}", os.O_RDONLY) for number in range(20)]
+    for _ in range(2):
+        assert [read(mount.now, handle)[:2] for handle in handles] == [(b"%d" % n * 2)[:2] for n in range(20)]
+        mount.now.flush()
+    readers = [reader for reader in gc.get_objects() if isinstance(reader, BytesReader)]
+    assert len(readers) == 8
+    for handle in handles:
+        mount.now.close(handle)
 
 
 @_SIZES

@@ -11,6 +11,7 @@ import io
 import time
 from collections.abc import Callable
 from typing import TypeVar
+from weakref import WeakSet
 
 from datacache.core.disk import FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE, FALLOC_ZERO_RANGE
 from datacache.core.errors import ObjectChangedError, ObjectNotFoundError, StagingError
@@ -37,6 +38,8 @@ from fuse_mount.bucket.fs.view import State
 T = TypeVar("T")
 _COPIED_AT_A_TIME = 64 * 2**20
 """Bytes of one staged file that one request copies into another: the program may be interrupted in between."""
+_MOST_IN_MEMORY = 256
+"""Open files whose bytes are kept in memory to be read, as those of the journal are: 64 MiB."""
 
 
 class OpenFiles:
@@ -44,6 +47,7 @@ class OpenFiles:
 
     def __init__(self, live: LiveBucket, notes: Notes) -> None:
         self.live, self._engine, self._staged, self._notes = live, live.engine, live.engine.files, notes
+        self._in_memory = WeakSet[BytesReader]()
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
@@ -77,9 +81,15 @@ class OpenFiles:
                     reader = state if isinstance(state, Draft) else self._reader_of(file, state)
 
     def _reader_of(self, file: OpenFile, state: Clean) -> Reader:
-        if state.reader is None:
-            state.reader = self._reader(file)
-        return state.reader
+        if state.reader is not None:
+            return state.reader
+        reader = self._reader(file)
+        if isinstance(reader, BytesReader):
+            if len(self._in_memory) >= _MOST_IN_MEMORY:
+                return reader  # its bytes are read anew each time, in place of being kept
+            self._in_memory.add(reader)
+        state.reader = reader
+        return reader
 
     def _reader(self, file: OpenFile) -> Reader:
         content = file.content
