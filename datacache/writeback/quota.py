@@ -15,7 +15,7 @@ import threading
 import time
 from typing import Any
 
-from datacache.core.errors import DatacacheError, ObjectNotFoundError
+from datacache.core.errors import DatacacheError
 from datacache.writeback.engine import WriteBack
 from datacache.writeback.staging.area import write_json
 
@@ -115,8 +115,6 @@ class Quota:
                     if self._stopped.is_set():
                         return False
                 complete = True
-            except ObjectNotFoundError as exc:
-                complete = exc.url != engine.bucket.url  # a folder of the local file system that is still to be made
             except DatacacheError as exc:
                 _log.info("how much is in use was not found out: %s", exc)
             finally:

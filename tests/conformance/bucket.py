@@ -134,6 +134,7 @@ class BucketConformance:
         assert "no/such" in str(caught.value)
         assert bucket.find(self.base + "no/such") == (None, False)
         assert list(bucket.list_folder(self.base + "no/such/")) == []
+        assert list(bucket.list(self.base + "no/such/")) == []
         bucket.remove(self.base + "no/such", expect=None)
         bucket.remove(self.base + "no/such", expect="0" * 32)
         bucket.remove(self.base + "no/such", expect="")

@@ -887,6 +887,22 @@ def test_a_folder_made_here_is_renamed_with_what_was_uploaded_before_it(opened: 
     assert not (bucket / "run").exists()
 
 
+def test_a_folder_is_renamed_again_before_the_bucket_has_it_under_the_name_that_it_had_before(
+    opened: Open, bucket: Path
+):
+    mount = opened()
+    mount.mkdir("f")
+    mount.write("f/a", b"bytes")
+    mount.flush()
+    mount.rename("f", "g")
+    mount.flush()
+    assert not (bucket / "f").exists()
+    mount.rename("g", "f")
+    mount.rename("f", "h")
+    mount.flush()
+    assert sorted(str(path.relative_to(bucket)) for path in bucket.rglob("*")) == ["h", "h/a"]
+
+
 def test_a_folder_that_is_deleted_while_its_files_are_uploaded_stays_deleted(opened: Open, bucket: Path):
     directory = opened()
     directory.mkdir("run")

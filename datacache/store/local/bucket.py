@@ -200,8 +200,7 @@ class LocalBucket(LocalStore):
                     if key.startswith(prefix):
                         yield Upload(key, upload.decode(), began)
 
-    def list(self, prefix: str, *, start_after: str = "") -> Iterator[list[ObjectInfo]]:
-        """See `ObjectStore`. Each folder is listed, as if all had markers, and not the empty ones alone."""
+    def _pages(self, prefix: str, start_after: str) -> Iterator[list[ObjectInfo]]:
         told: set[str] = set()
         for page in super().list(prefix, start_after=start_after):
             found: list[ObjectInfo] = []
@@ -218,6 +217,12 @@ class LocalBucket(LocalStore):
                 if info.key not in told:
                     found.append(info)
             yield found
+
+    def list(self, prefix: str, *, start_after: str = "") -> Iterator[list[ObjectInfo]]:
+        """See `ObjectStore`. Each folder is listed, as if all had markers, and not the empty ones alone. A folder that
+        is not there has nothing in it, as in a bucket."""
+        with suppress(ObjectNotFoundError):
+            yield from self._pages(prefix, start_after)
 
     def copy(self, source: ObjectRef, key: str, metadata: Mapping[str, str], *, expect: str | None) -> ObjectInfo:
         """See `Bucket`. The kernel copies, where the file system can without moving bytes. A file that is copied to
