@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -301,6 +302,28 @@ def test_another_user_can_neither_use_nor_read_an_area_in_a_shared_root():
         folder.chmod(0o755)
         make_area(root)
         assert mode(folder) == 0o700
+
+
+@promise("Only its owner reads an area")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make what is another user's")
+@pytest.mark.parametrize("kind", ["area", "folder", "link"])
+def test_what_another_user_put_in_the_place_of_an_area_is_neither_used_nor_changed(tmp_path, kind):
+    root, elsewhere = tmp_path / "root", tmp_path / "elsewhere"
+    for folder in (root, elsewhere):
+        folder.mkdir(mode=0o755)
+    place = make_area(root)
+    root.chmod(0o1777)
+    if kind != "area":
+        shutil.rmtree(place)
+        place.symlink_to(elsewhere) if kind == "link" else place.mkdir(mode=0o755)
+    os.chown(place, NOBODY, NOBODY, follow_symlinks=False)
+    if kind == "folder":
+        os.mkfifo(place / "lock")
+    before = mode(place), list(place.iterdir())
+    assert ["another user" in area.problem for area in areas(root)] == [True]
+    with pytest.raises(StagingError, match="another user"):
+        StagingArea.open(root, URL, who="/mnt/a")
+    assert (mode(place), list(place.iterdir())) == before
 
 
 @promise("An unstaged bucket volume leaves no staging area on the node")

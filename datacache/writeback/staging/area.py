@@ -29,6 +29,7 @@ import re
 import secrets
 import shutil
 import socket
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -106,8 +107,8 @@ class StagingArea:
             make_folder(root)
             folder = root / _folder_of(root, url, endpoint)
             make_folder(folder)
+            _expect_own(folder, root)
             try:
-                # In a root that everybody may write to, somebody else may have made the folder, to read along.
                 if folder.stat().st_mode & 0o077:
                     folder.chmod(0o700)
                 lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -202,6 +203,22 @@ class StagingArea:
         self.close()
 
 
+def _expect_own(folder: Path, root: Path) -> None:
+    """Raise `StagingError` where another user made the folder, or a link in its place. In a root that everybody may
+    write to they would read along, or have this user change a folder elsewhere, or upload what they have put there."""
+    trusted = {os.geteuid(), root.stat().st_uid}
+    found = {folder.lstat().st_uid, folder.stat().st_uid}
+    if not found <= trusted:
+        with tempfile.TemporaryFile(dir=root) as made:  # NFS may know this user as another one
+            trusted.add(os.fstat(made.fileno()).st_uid)
+    if not found <= trusted:
+        user = min(found - trusted)
+        raise StagingError(
+            f"the staging folder {folder} belongs to another user (uid {user})",
+            hint="If that user's writes are in it, have them uploaded by that user: dsctl flush. Else delete it.",
+        )
+
+
 def _remove_unmade(folder: Path) -> None:
     """Remove what there is of an area that could not be made, on a full disk say: it would be taken for a damaged one.
     Whatever has something in it stays."""
@@ -251,6 +268,7 @@ def discard_clean(folder: Path) -> bool:
 
 def _look(folder: Path) -> AreaInfo:
     try:
+        _expect_own(folder, folder.parent)
         fd = os.open(folder / _LOCK, os.O_RDONLY | os.O_CLOEXEC)
         try:
             locked = not lockfile.take(fd, wait=False, shared=True)
