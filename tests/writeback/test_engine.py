@@ -30,6 +30,7 @@ from datacache.writeback.model import (
     encode_xattrs,
     read_attributes,
 )
+from datacache.writeback.remote import memory as memory_module
 from datacache.writeback.staging import area as area_module
 from tests.promises import promise
 from tests.writeback.upload_rig import FILE, FOLDER, PREFIX, SMALL_BYTES, Rig, until
@@ -381,6 +382,25 @@ def test_a_deleted_folder_waits_for_what_is_below_it(open_rig):
     rig.remove("d/x")
     rig.remove("d/")
     assert rig.claims.blockers("d/") == ["d/x"]
+
+
+def test_others_go_on_while_what_is_known_of_the_bucket_is_written_down(open_rig, monkeypatch):
+    rig = open_rig()
+    replace_file, written = memory_module.replace_file, []
+
+    def watched(path: Path, data: bytes, **options: bool) -> None:
+        other = threading.Thread(target=rig.engine.get, args=("a",), daemon=True)
+        other.start()
+        other.join(10)
+        assert not other.is_alive(), path
+        written.append(path.name)
+        replace_file(path, data, **options)
+
+    monkeypatch.setattr(memory_module, "replace_file", watched)
+    with rig.engine.lock:
+        rig.engine.apply_own_locked("a", _info("e1"), FILE)
+    rig.engine.memory.remember(rig.engine.known, rig.engine.lock)
+    assert written == ["known.json", "known.log"]
 
 
 def test_a_second_process_is_refused_and_told_who_has_the_area(open_rig, tmp_path, settings):

@@ -45,7 +45,7 @@ class RemoteMemory:
         self._since: deque[tuple[int, bytes]] = deque()
         """The lines of the log that `known.json` does not have, with their numbers."""
         self._unwritten: deque[bytes] = deque()
-        self._log_lock = threading.Lock()  # guards the two below, and the log; taken after the engine's
+        self._log_lock = threading.Lock()  # guards the two below, and the log; taken before the engine's
         self._fd = -1
         self._is_whole = True
 
@@ -120,12 +120,14 @@ class RemoteMemory:
                 return
             text = json.dumps({"boot": boot_id(), "until": until, "folders": folders})
             replace_file(self._known_file, text.encode(), durable=False)
-            with lock, self._log_lock:
-                while self._since and self._since[0][0] <= until:
-                    self._since.popleft()
-                self._unwritten.clear()  # they are among these
+            with self._log_lock:
+                with lock:
+                    while self._since and self._since[0][0] <= until:
+                        self._since.popleft()
+                    self._unwritten.clear()  # they are among these
+                    lines = b"".join(line for _, line in self._since)
                 try:
-                    replace_file(self._log_file, b"".join(line for _, line in self._since), durable=False)
+                    replace_file(self._log_file, lines, durable=False)
                 except OSError as exc:
                     self._give_up(exc)
                     raise
