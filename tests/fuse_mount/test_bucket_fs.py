@@ -950,6 +950,27 @@ def test_what_is_written_while_somebody_else_changes_the_object_has_a_name_in_th
     assert kept.read_bytes() == b"ours"
 
 
+def test_what_is_open_goes_on_in_the_folder_that_has_room_for_its_conflicts_name(opened: Open, bucket: Path):
+    room = 1024 - len(os.fsencode(bucket)) - 10
+    folder = bucket / "/".join("d" * 99 for _ in range(room // 100)) / ("e" * (room % 100 or 1))
+    folder.mkdir(parents=True)
+    (folder / "a").write_bytes(b"1")
+    directory = opened(ttl_s=60.0)
+    name = str((folder / "a").relative_to(bucket))
+    directory.chmod(name, 0o600)
+    handle = directory.open(name, os.O_RDWR)
+    directory.do(directory.fs.handles.write, handle, 0, b"o")
+    (folder / "a").write_bytes(b"theirs")
+    directory.flush()  # of the attributes
+    directory.do(directory.fs.handles.write, handle, 1, b"urs")
+    directory.close(handle)
+    directory.flush()
+    assert (folder / "a").read_bytes() == b"theirs"
+    (kept,) = [path for path in bucket.rglob("*.conflict-*") if path.is_file()]
+    assert kept.parent == folder.parent
+    assert kept.read_bytes() == b"ours"
+
+
 @promise("Another object under a name has another inode")
 def test_an_open_file_is_renamed_while_its_new_attributes_are_uploaded(opened: Open, bucket: Path):
     (bucket / "a").write_bytes(b"1")

@@ -138,7 +138,8 @@ class BucketFs:
             )
             _log.warning("%s is open for writing: what is written goes on as %s", key, new_key)
         if new_key:
-            self._tree.rename(node, node.parent or self._tree.root, name_of(new_key))
+            above = self._tree.find(parent_of(new_key))  # perhaps not its folder: that may leave no room for the name
+            self._tree.rename(node, above or self._tree.root, name_of(new_key))
             if file is not None:
                 file.base = ""
         else:
