@@ -25,6 +25,7 @@ from datacache.core import ipc
 from datacache.core.errors import DatacacheError
 from datacache.core.logs import log_to_stderr
 from datacache.settings import load_settings
+from fuse_mount.kernel.notifier import Notifier
 from fuse_mount.lifecycle import pool, process
 from fuse_mount.lifecycle.state import BucketConfig, MountFiles
 
@@ -82,11 +83,12 @@ def main() -> int:
 
 def _run(arguments: argparse.Namespace, report: process.Report) -> int:
     if arguments.bucket_server is not None:
+        notifier = Notifier()  # before all that a server imports, which the process would keep
         from fuse_mount.bucket.held import HeldMount
         from fuse_mount.bucket.server import BucketServer
 
         held = HeldMount.from_argument(arguments.held) if arguments.held else None
-        server = BucketServer(BucketConfig.from_json(arguments.bucket_server), arguments.restarts, held)
+        server = BucketServer(BucketConfig.from_json(arguments.bucket_server), arguments.restarts, held, notifier)
         return server.run(report, arguments.ready_fd)
     if arguments.supervise:
         from fuse_mount.lifecycle.supervisor import Supervisor

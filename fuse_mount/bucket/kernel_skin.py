@@ -77,10 +77,10 @@ class _ToldError(Exception):
 
 
 class KernelSkin:
-    """One mount. `serve` is called once, by the main thread; the other methods by any. Made before any thread."""
+    """One mount. `serve` is called once, by the main thread; the other methods by any."""
 
-    def __init__(self) -> None:
-        self._notifier = Notifier()
+    def __init__(self, notifier: Notifier) -> None:
+        self._notifier = notifier
         self.fd = -1
         self.fs: BucketFs
         self.refusals: Refusals

@@ -37,6 +37,7 @@ from fuse_mount.bucket.held import REFUSED, HeldMount, hand_over, lock
 from fuse_mount.bucket.metrics import render_metrics
 from fuse_mount.errno_map import FailureLog
 from fuse_mount.kernel import session
+from fuse_mount.kernel.notifier import Notifier
 from fuse_mount.lifecycle import process
 from fuse_mount.lifecycle.state import BucketConfig, BucketFiles, BucketInfo, Failure, with_failure
 
@@ -89,7 +90,7 @@ class Skin(Protocol):
         ...
 
 
-def _skin_of(fuse: str) -> Skin:
+def _skin_of(fuse: str, notifier: Notifier) -> Skin:
     if fuse == "pyfuse3":
         session.check_pyfuse3()
         from fuse_mount.bucket.pyfuse3_skin import Pyfuse3Skin
@@ -97,15 +98,15 @@ def _skin_of(fuse: str) -> Skin:
         return Pyfuse3Skin()
     from fuse_mount.bucket.kernel_skin import KernelSkin
 
-    return KernelSkin()
+    return KernelSkin(notifier)
 
 
 class BucketServer:
     """One mount, from its start to its end."""
 
-    def __init__(self, config: BucketConfig, restarts: int, held: HeldMount | None) -> None:
+    def __init__(self, config: BucketConfig, restarts: int, held: HeldMount | None, notifier: Notifier) -> None:
         """`held` is what a former server has left."""
-        self._config = config
+        self._config, self._notifier = config, notifier
         self._held = held
         """The descriptors that the next one goes on with, if it can. Not changed once the control socket is there."""
         self._restarts = restarts
@@ -138,7 +139,7 @@ class BucketServer:
         from fuse_mount.bucket.opening import open_live
 
         fuse, goes_on = load_settings().fuse, self._held is not None
-        self._skin = _skin_of(fuse)
+        self._skin = _skin_of(fuse, self._notifier)
         try:
             kept = self._kept_log(fuse)
         except ValueError as exc:

@@ -320,6 +320,8 @@ def fields_to_set(buffer: bytearray) -> FieldsToSet:
     atime_ns, mtime_ns, ctime_ns = (
         (s - 2**64 if s >= 2**63 else s) * _NS + ns for s, ns in zip(times[:3], times[3:], strict=True)
     )
+    if ctime_ns == mtime_ns:  # as after a write: one object, of which there may be one for each of very many files
+        ctime_ns = mtime_ns
     return FieldsToSet(valid, fh, size, atime_ns, mtime_ns, ctime_ns, mode, uid, gid)
 
 

@@ -12,6 +12,7 @@ import errno
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from datacache.writeback.draft import Draft
@@ -133,7 +134,7 @@ class Tree:
         """How many nodes the kernel was told of and has not forgotten."""
         self._resting: OrderedDict[int, Node] = OrderedDict()
         """Those that only their names keep, in the order in which the kernel forgot them. None has children."""
-        self._not_asked: OrderedDict[int, Node] = OrderedDict()
+        self._not_asked: dict[int, Node] = {}
         """Files that the kernel knows and was not asked to forget, in the order in which it was told of them."""
 
     # --- a server's successor ----------------------------------------------------------------------------------------
@@ -270,12 +271,12 @@ class Tree:
     def take_old(self, most: int) -> list[Node]:
         """Return files that the kernel was told of a long time ago, if it knows more than `most` nodes: some at a time,
         and each once until it is forgotten and told again."""
-        found: list[Node] = []
-        while self._n_known - most > _OLD_AT_A_TIME and len(found) < _OLD_AT_A_TIME and self._not_asked:
-            _, node = self._not_asked.popitem(last=False)
-            if node.open is None and node.parent is not None and not node.is_gone:
-                found.append(node)
-        return found
+        if self._n_known - most <= _OLD_AT_A_TIME:
+            return []
+        oldest = list(islice(self._not_asked.values(), _OLD_AT_A_TIME))
+        for node in oldest:
+            del self._not_asked[node.ino]
+        return [node for node in oldest if node.open is None and node.parent is not None and not node.is_gone]
 
     def rest(self, node: Node) -> None:
         """Let a node rest that neither the kernel nor anybody else knows any more; let go of one without a name."""
