@@ -19,6 +19,7 @@ from datacache.core.boot import boot_id
 from datacache.core.errors import StagingError, StoreUnavailableError, UploadError
 from datacache.settings import Settings
 from datacache.writeback.live import LiveBucket
+from datacache.writeback.remote import known
 from datacache.writeback.sections import Load, complete
 from datacache.writeback.staging import losses
 from datacache.writeback.state_log import MemfdStateLog
@@ -652,6 +653,21 @@ def test_a_listing_from_before_a_file_was_written_or_uploaded_takes_no_name_from
     directory.close(handle)
     directory.flush()
     assert (bucket / "a").read_bytes() == (b"older" if uploaded else b"newer")
+
+
+def test_attributes_of_very_many_folders_are_asked_for_again(
+    opened: Open, bucket: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(known, "_MAX_MARKERS", 2)
+    for name in "abc":
+        (bucket / name).mkdir()
+    directory = opened(ttl_s=60.0)
+    directory.chmod("a", 0o700)
+    directory.flush()
+    for name in "bca":
+        assert stat.S_ISDIR(directory.attr(name).mode)
+        assert len(directory.live.engine.known.markers) <= 2
+    assert stat.S_IMODE(directory.attr("a").mode) == 0o700
 
 
 def test_what_is_written_down_of_a_bucket_is_private(opened: Open, bucket: Path):

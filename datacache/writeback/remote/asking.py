@@ -307,7 +307,7 @@ class Asking:
         """Look at a folder's marker."""
         found = self._look(folder) if folder else None
         with self._lock:
-            self._known.markers[folder] = (time.monotonic(), found[1] if found is not None else self._folder_default)
+            self._known.put_marker(folder, found[1] if found is not None else self._folder_default)
 
     def _look(self, key: str) -> tuple[RemoteFile, Attributes] | None:
         """Return the object now with its attributes; None if it is gone. What is refused to us has plain ones."""

@@ -21,6 +21,8 @@ _MAX_NAMES = 300_000
 """Names of listed folders that are remembered, with the folders' own."""
 _KEPT_NAMES = 10_000
 _MAX_PROBES = 20_000
+_MAX_MARKERS = 50_000
+"""Folders whose attributes are remembered. Each takes some 400 bytes."""
 _HIDDEN = 1000
 """Names of a folder that are counted though they cannot be shown."""
 
@@ -75,7 +77,7 @@ class Known:
         self.probes: dict[str, Probe] = {}
         self.probed: dict[str, int] = {}  # how many names of a folder were asked for since it was listed
         self.checked: dict[str, float] = {}
-        self.markers: dict[str, tuple[float, Attributes]] = {}
+        self.markers: OrderedDict[str, tuple[float, Attributes]] = OrderedDict()
         """Attributes of folders, and when they were asked for."""
         self.below: dict[str, tuple[float, dict[str, RemoteFile]]] = {}
         """Everything below a folder that is about to be renamed, and when it was listed."""
@@ -162,7 +164,7 @@ class Known:
     def _take_in(self, key: str, file: RemoteFile | None, attributes: Attributes | None) -> None:
         if key.endswith("/"):
             if attributes is not None:
-                self.markers[key] = (time.monotonic(), attributes)
+                self.put_marker(key, attributes)
             else:
                 self.markers.pop(key, None)
         self.apply(key, file)
@@ -273,6 +275,13 @@ class Known:
             self.probes.clear()
             self.probed.clear()
         self.probes[path] = Probe(time.monotonic(), file, is_folder)
+
+    def put_marker(self, folder: str, attributes: Attributes) -> None:
+        """Take in a folder's attributes. Those that were asked for longest ago are forgotten when there are many."""
+        self.markers[folder] = (time.monotonic(), attributes)
+        self.markers.move_to_end(folder)
+        if len(self.markers) > _MAX_MARKERS:
+            self.markers.popitem(last=False)
 
     def put_checked(self, key: str) -> None:
         """Note that an object was asked for just now."""
