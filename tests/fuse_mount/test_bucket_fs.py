@@ -935,6 +935,18 @@ def test_a_folder_that_is_deleted_while_its_files_are_uploaded_stays_deleted(ope
     assert os.listdir(bucket) == []
 
 
+@promise("`fstat` of an open folder that was deleted or replaced says so by a link count of zero")
+def test_a_folder_that_was_deleted_has_no_links(opened: Open):
+    directory = opened()
+    names = directory.fs.names
+    for name in ("deleted", "replaced", "new"):
+        directory.mkdir(name)
+    inodes = [directory.do(names.lookup, ROOT, name).ino for name in (b"deleted", b"replaced")]
+    directory.do(names.rmdir, ROOT, b"deleted")
+    directory.rename("new", "replaced")
+    assert [directory.do(names.getattr, ino).links for ino in inodes] == [0, 0]
+
+
 def test_an_open_folder_is_read_anew_from_its_beginning(opened: Open):
     directory = opened()
     handle = directory.do(directory.fs.names.opendir, ROOT)

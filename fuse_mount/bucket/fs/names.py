@@ -152,6 +152,8 @@ class Names:
             return self._nodes.attr(node, self._state_locked(node))
 
     def _state_locked(self, node: Node) -> State:
+        if node.is_gone and node.is_folder:  # somebody has it open, or works in it
+            return State(node.key, self._nodes.attributes(node), None, "")
         try:
             return self._nodes.state_of(node)
         except OSError as exc:
