@@ -117,7 +117,7 @@ def flush_area(
 
 
 def _at_its_endpoint(area: LeftArea, settings: Settings) -> Settings:
-    """Settings with which the area's URL means the bucket that it was written for."""
+    """Return settings with which the area's URL means the bucket that it was written for."""
     from datacache.settings import StoreOptions
     from datacache.store.open import endpoint_of
     from datacache.store.s3.access import store_options

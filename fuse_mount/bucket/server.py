@@ -132,7 +132,7 @@ class BucketServer:
         """The last errors that somebody who reads or writes got. Changed by the serving thread alone."""
 
     def run(self, report: process.Report, line: int | None) -> int:
-        """Serve to the end; the exit code. `line` is the socket of the supervisor that hears `report`. Raises
+        """Serve to the end; return the exit code. `line` is the socket of the supervisor that hears `report`. Raises
         `DatacacheError` where it does not come to serving."""
         process.raise_open_files()  # each file that is open here has a file in the staging area
         from fuse_mount.bucket.fs.bucket_fs import BucketFs

@@ -37,9 +37,9 @@ from fuse_mount.lifecycle.state import BucketConfig, BucketFiles
 
 _GIVE_UP_AFTER = 5
 _BEGIN_ANEW_AFTER = 3
+"""Deaths in a row from when on servers begin with a mount of their own: the memory may be what they die of."""
 _GIVE_UP_AFTER_KILLS = 20
 """Somebody, or a lack of memory, may end servers before they serve: what they find is not the reason."""
-"""Deaths in a row from when on servers begin with a mount of their own: the memory may be what they die of."""
 _CALM_S = 10.0
 """A server that served this long was no part of a crash loop."""
 _FIRST_DELAY_S = 0.25

@@ -193,7 +193,7 @@ def check_pyfuse3() -> None:
 
 
 def mount(mountpoint: str, source: str, *, allow_other: bool) -> int:
-    """Mount and answer INIT; the descriptor of the connection. Raises `MountError`; nothing stays mounted then."""
+    """Mount and answer INIT; return the connection's descriptor. Raises `MountError`; nothing stays mounted then."""
     fd = connect(mountpoint, source, allow_other=allow_other, read_only=True)
     try:
         answer_init(fd)
@@ -205,7 +205,7 @@ def mount(mountpoint: str, source: str, *, allow_other: bool) -> int:
 
 
 def connect(mountpoint: str, source: str, *, allow_other: bool, read_only: bool) -> int:
-    """Mount; the descriptor of the connection, on which the kernel's INIT waits. Raises `MountError`."""
+    """Mount, and return the descriptor of the connection, on which the kernel's INIT waits. Raises `MountError`."""
     options = f"default_permissions,max_read={protocol.MAX_READ_BYTES}" + (",allow_other" if allow_other else "")
     if os.geteuid() == 0:
         return _mount_as_root(mountpoint, source, options, read_only=read_only)
@@ -511,5 +511,5 @@ def _command(pid: str) -> str:
 
 
 def _unescape(text: str) -> str:
-    """Octal escapes of mountinfo: space, tab, newline and backslash."""
+    """Undo the octal escapes of mountinfo: of space, tab, newline and backslash."""
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)

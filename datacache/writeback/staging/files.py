@@ -234,7 +234,7 @@ class StagedFiles:
         self._remove_folder_if_empty(number >> 8)
 
     def _remove_folder_if_empty(self, inner: int) -> None:
-        """But for the folder of the newest files, where others may be made this moment; in older ones none are."""
+        """Remove an inner folder without files, but for that of the newest: others may be made there this moment."""
         with self._lock:
             if inner < 0 or self._in_folder[inner] > 0 or inner >= (self._next - 1) >> 8:
                 return
@@ -256,8 +256,8 @@ class StagedFiles:
                         yield high | int(path.name, 16), path
 
     def purge(self, referenced: set[int]) -> int:
-        """At the start, before anything else: delete all files but those that a record refers to, clean copies of an
-        earlier run among them, and begin numbers above all of them. Return how many were deleted."""
+        """Delete all files but those that a record refers to, clean copies of an earlier run among them, and begin
+        numbers above all of them: at the start, before anything else. Return how many were deleted."""
         self._begin_above(max(referenced, default=-1))
         gone = [number for number in self._sizes if number not in referenced]
         for number in gone:

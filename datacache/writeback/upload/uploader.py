@@ -231,7 +231,7 @@ class Uploader:
                     self._begin(self._work, self._engine.uploads + number)
 
     def _clean(self) -> None:
-        """Once a day, take back what killed processes left in the bucket."""
+        """Take back once a day what killed processes left in the bucket."""
         engine = self._engine
 
         def recorded() -> set[str]:

@@ -52,7 +52,7 @@ class PresentRequest(Protocol):
 
     @property
     def unique(self) -> int:
-        """The number by which the kernel knows it, without the mark of one that is sent again."""
+        """Return the number by which the kernel knows it, without the mark of one that is sent again."""
         ...
 
 
