@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -945,6 +946,22 @@ def test_a_folder_that_was_deleted_has_no_links(opened: Open):
     directory.do(names.rmdir, ROOT, b"deleted")
     directory.rename("new", "replaced")
     assert [directory.do(names.getattr, ino).links for ino in inodes] == [0, 0]
+
+
+def test_a_folder_that_is_only_opened_is_not_listed_and_takes_no_memory_for_its_names(opened: Open, bucket: Path):
+    for number in range(300):
+        (bucket / f"{number:03}").touch()
+    directory = opened(ttl_s=60.0)
+    names = directory.fs.names
+    directory.names()
+    tracemalloc.start()
+    try:
+        handles = [directory.do(names.opendir, ROOT) for _ in range(100)]
+        assert tracemalloc.get_traced_memory()[0] < 200_000
+    finally:
+        tracemalloc.stop()
+    directory.write("late", b"")
+    assert [entry.name for entry in directory.do(names.readdir, handles[0], 0)][-1] == "late"
 
 
 def test_an_open_folder_is_read_anew_from_its_beginning(opened: Open):

@@ -72,8 +72,9 @@ class Listing:
     """One opendir(3)."""
 
     ino: int
-    entries: list[DirEntry] | None
-    """None where an earlier server has listed them: what is listed then comes after what the kernel was told."""
+    entries: list[DirEntry] | None = None
+    """None before they are read, also where an earlier server has listed them: what is listed then comes after what the
+    kernel was told."""
     was_read: bool = False
     told: dict[int, str] = field(default_factory=dict)
     """The names that the kernel was told, by the position behind each."""
@@ -173,11 +174,14 @@ class Names:
     # --- folders -----------------------------------------------------------------------------------------------------
 
     def opendir(self, ino: int) -> int:
-        """Return a handle of what lies in a folder now, in order."""
+        """Return a handle of a folder whose names are known. They are listed when they are first read: programs open a
+        folder to sync it, too, and keep it open."""
         with self._engine.lock:
-            entries = self._entries_locked(self._tree.get(ino))
+            node = self._tree.get(ino)
+            if not node.is_gone:
+                self._view.names(node.key)
             handle, self._next = self._next, self._next + 1
-            self._listings[handle] = Listing(ino, entries)
+            self._listings[handle] = Listing(ino)
             self._notes.items.append((LISTING, handle, ino))
             self._notes.note_done(ino, handle)
             return handle
