@@ -56,6 +56,11 @@ def test_what_is_due_waits_while_programs_change_many_files() -> None:
     now = change(0, 500)
     assert queue.pop(now) == "file-0"  # as while somebody flushes
     assert queue.pop(now, patient=True) is None
+    assert queue.make_due("file-400", now)  # others wait for it
+    assert queue.pop(now, patient=True) == "file-400"
+    assert queue.park("file-400", "file-0")
+    queue.end("file-0", now)
+    assert queue.pop(now, patient=True) == "file-400"
     due = queue.next_due(now, patient=True)
     assert due is not None
     assert now < due <= now + 0.5

@@ -76,14 +76,15 @@ class UploadQueue:
         return False
 
     def make_due(self, key: str, now: float) -> bool:
-        """Have a key due at once, whatever it waited for."""
+        """Have a key due at once, whatever it waited for, a pause of programs included."""
+        due = now - PATIENCE_S
         if key in self._active:
             self._again.add(key)
             return False
-        if key in self._parked_on or self._due.get(key, now + 1) <= now:
+        if key in self._parked_on or self._due.get(key, now) <= due:
             return False
         self._forget(key)
-        return self._push(key, now)
+        return self._push(key, due)
 
     def retry(self, key: str, due: float) -> None:
         """Queue a key that was active, to be due later, and no sooner however it changes."""
@@ -107,7 +108,7 @@ class UploadQueue:
             earlier = self.note_change(key, now)
         for waiting in self._parked.pop(key, ()):
             del self._parked_on[waiting]
-            earlier = self._push(waiting, now) or earlier
+            earlier = self.make_due(waiting, now) or earlier
         return earlier
 
     def hasten(self, now: float, keys: Iterable[str] = (), *, retries: bool = False) -> None:
