@@ -411,6 +411,31 @@ rig.uploader.flush(120)
 """
 
 
+@promise("A renamed file whose source others took away is sent from this node's copy or cache, or told as lost")
+def test_a_source_that_the_store_lists_and_does_not_find_for_a_while_is_not_lost(bucket: BucketOnCeph) -> None:
+    rig = bucket.rig()
+    rig.bucket.write(PREFIX + "old", b"bytes", {}, expect=None)
+    rig.learn("old")
+    rig.rename(("old", "new"))
+    asked: list[str] = []
+
+    def not_found(method: str, path: str) -> bool:
+        found = (
+            only("HEAD", "old")(method, path) or only("GET", "old")(method, path) or only("PUT", "new")(method, path)
+        )
+        asked.extend([method] * found)
+        return found
+
+    bucket.proxy.always(Fault(status=404, code="NoSuchKey", only=not_found))
+    rig.start()
+    until(lambda: rig.uploader.status()["failed_files"])
+    assert {"PUT", "HEAD"} <= set(asked)
+    bucket.proxy.heal()
+    rig.uploader.flush(30)
+    assert rig.objects() == {"new": b"bytes"}
+    assert rig.engine.losses.all() == []
+
+
 @promise("An interrupted upload in parts goes on if it is of the current version")
 def test_an_upload_that_a_kill_cut_off_is_gone_on_with(bucket: BucketOnCeph) -> None:
     bucket.proxy.always(Fault(wait=bucket.never, only=only("PUT", "large", query="partNumber=4&")))

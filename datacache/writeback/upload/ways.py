@@ -15,10 +15,11 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from datacache.core.errors import DatacacheError, ObjectNotFoundError, StagingError
+from datacache.core.errors import DatacacheError, ObjectNotFoundError, StagingError, StoreError
 from datacache.core.ids import ObjectRef
 from datacache.store.base import ObjectInfo
 from datacache.store.bucket import Bucket, Part
+from datacache.store.errors import expect_listing
 from datacache.writeback.claims import ContentReader
 from datacache.writeback.model import Claim, Staged, Stored, UploadState
 
@@ -122,6 +123,7 @@ class Copied(Way):
         try:
             found = self._engine.bucket.look(self._source.key)
         except ObjectNotFoundError:
+            self._expect_unlisted()
             return _RENAMED.format(key=key, what="deleted")
         if found.info.etag == self._source.etag:
             return ""
@@ -133,6 +135,18 @@ class Copied(Way):
             return f"{_RENAMED.format(key=key, what='changed')}; the newer bytes stay as {key}"
         self._source = self._source._replace(etag=found.info.etag)
         return ""
+
+    def _expect_unlisted(self) -> None:
+        """Raise `StoreError` where the store lists the source as it was: it may only fail to find it now."""
+        source = self._source
+        with expect_listing():
+            listed = self._engine.bucket.find(source.key)[0]
+        if listed is not None and listed.etag == source.etag:
+            raise StoreError(
+                f"{source.url}: the store lists it and has it not",
+                url=source.url,
+                hint="It is tried again. If the store has lost it, delete the file that was renamed or copied from it.",
+            )
 
 
 class InParts(Way):
