@@ -297,7 +297,7 @@ class Lines:
     """The lines that come over a connection, and the descriptors beside them, for a loop that waits for nobody."""
 
     def __init__(self, connection: socket.socket, *, most_bytes: int, most_fds: int) -> None:
-        """`most_bytes`: of a line that has no end yet; `most_fds`: of one message."""
+        """`most_bytes`: of a line that has no end yet; `most_fds`: that nobody has taken yet."""
         self.connection = connection
         self.fds: list[int] = []
         """Descriptors that came and that nobody has taken. `close` closes them."""
@@ -308,7 +308,7 @@ class Lines:
 
     def receive(self) -> list[bytes] | None:
         """Read what there is and return the lines that it completes. Return None where the other side has ended, or a
-        line is too long; close the connection then.
+        line is too long or brings too many descriptors; close the connection then.
         """
         try:
             part, fds = receive_fds(self.connection, 65536, self._most_fds)
@@ -318,7 +318,7 @@ class Lines:
             part, fds = b"", []
         self._text += part
         self.fds += fds
-        if not part or len(self._text) > self._most_bytes:
+        if not part or len(self._text) > self._most_bytes or len(self.fds) > self._most_fds:
             return None
         *lines, self._text = self._text.split(b"\n")
         return lines

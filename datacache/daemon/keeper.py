@@ -202,7 +202,7 @@ class Keeper:
         for line in lines:
             try:
                 answer, fds = self._answer(client, ipc.parse_object(line))
-            except (ValueError, KeyError, TypeError, AttributeError) as exc:
+            except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as exc:
                 answer, fds = {"error": f"bad request: {exc!r}"}, []
             if not client.lines.send(answer, fds):
                 self._lose(client)

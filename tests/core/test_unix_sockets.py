@@ -110,6 +110,17 @@ def test_a_line_without_an_end_is_not_gathered_for_ever() -> None:
     lines.close()
 
 
+def test_descriptors_that_nobody_takes_are_not_gathered_for_ever(tmp_path: Path) -> None:
+    ours, theirs = socket.socketpair()
+    lines = ipc.Lines(ours, most_bytes=100, most_fds=4)
+    with theirs, (tmp_path / "file").open("wb") as file:
+        socket.send_fds(theirs, [b"x"], [file.fileno()] * 4)
+        assert lines.receive() == []
+        socket.send_fds(theirs, [b"x"], [file.fileno()])
+        assert lines.receive() is None
+    lines.close()
+
+
 def through_receive(connection: socket.socket) -> list[int]:
     return ipc.receive(connection, most_fds=1)[1]
 
