@@ -13,7 +13,6 @@ from __future__ import annotations
 import errno
 import io
 import os
-import time
 
 from datacache.core.disk import (
     FALLOC_KEEP_SIZE,
@@ -105,9 +104,9 @@ class Draft:
         return self.changes != self.settled_changes
 
     def note_change(self) -> None:
-        """Count a change that is about to be made, or was: now is the file's time."""
+        """Count a change that is about to be made, or was. The kernel says when that was: it keeps the time of what it
+        gathers, sends it if it is another one, and believes its own as long as it knows the inode."""
         self.changes += 1
-        self.attributes = self.attributes._replace(mtime_ns=time.time_ns())
 
     def charge(self, n_bytes: int) -> None:
         """Count so many bytes beside what was acknowledged."""

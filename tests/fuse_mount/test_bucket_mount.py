@@ -296,6 +296,20 @@ def _make_the_kernel_forget() -> None:
         pytest.skip(f"the kernel cannot be made to forget here: {exc}")  # as in a container
 
 
+@promise("A file keeps inode number and times when the kernel forgets it and asks again (the last 50,000)")
+@pytest.mark.parametrize("fuse", ["kernel", "pyfuse3"])
+def test_what_changes_twice_within_a_tick_of_the_clock_keeps_its_times(mounter: BucketMounter, fuse: str) -> None:
+    """The kernel tells a time of change when it is another one, and its clock moves on every few milliseconds."""
+    mounter(settings=replace(mounter.settings, fuse=fuse))
+    paths = [mounter.target / f"{number}" for number in range(20)]
+    for path in paths:
+        path.write_bytes(b"one")
+        path.write_bytes(b"second")
+    facts = [_facts(path) for path in paths]
+    _make_the_kernel_forget()
+    assert [_facts(path) for path in paths] == facts
+
+
 @promise("A killed server is replaced, and its successor has all that was acknowledged")
 def test_a_killed_server_is_replaced_and_what_it_acknowledged_is_there(mounter: BucketMounter) -> None:
     first = mounter()

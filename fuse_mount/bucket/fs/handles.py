@@ -204,7 +204,7 @@ class Handles:
             except OSError:  # somebody else has replaced it
                 return False
         self._engine.usage.expect_room(content.size_bytes)
-        attributes = (file.draft or file).attributes._replace(mtime_ns=time.time_ns())
+        attributes = (file.draft or file).attributes
         file.take_io()
         try:
             file.ticket = self._engine.record([self._engine.plan_change(key, attributes, content, base=file.base)])
