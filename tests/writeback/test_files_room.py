@@ -192,6 +192,17 @@ def test_on_a_full_disk_without_copies_the_writer_waits_for_an_upload_to_end(dis
     fill(files, b"x" * 64 * KIB)
 
 
+@promise("With full staging a writer waits, then gets ENOSPC")
+def test_what_the_disk_could_never_hold_is_refused_at_once_and_costs_no_copy(disk):
+    files = StagedFiles(disk("size=4m"), limit_bytes=0)
+    copy = fill(files, b"x" * 64 * KIB)
+    files.keep("a", "e1", copy, 64 * KIB)
+    assert not files.make_room(5 * MIB)
+    with pytest.raises(StagingFullError, match="in all"):
+        files.wait_for_room(5 * MIB, 10**9)
+    assert copy in files
+
+
 def test_a_file_system_without_room_for_another_file_is_full(disk):
     files = StagedFiles(disk("size=4m,nr_inodes=8"), limit_bytes=0)
     number = files.create()

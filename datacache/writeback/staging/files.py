@@ -400,6 +400,8 @@ class StagedFiles:
         """Return whether `n_bytes` more may be written. Where that leads above the high watermark, first drop clean
         copies, down to the low one, and never anything else."""
         capacity = self.capacity_bytes
+        if n_bytes > capacity:
+            return False  # all copies would be dropped in vain
         if self.used_bytes + n_bytes > HIGH_WATERMARK * capacity:
             self._drop_clean(int(self.used_bytes + n_bytes - LOW_WATERMARK * capacity))
             capacity = self.capacity_bytes
@@ -426,6 +428,7 @@ class StagedFiles:
         """
         began_s = time.monotonic()
         while True:
+            self._room.expect_fitting(n_bytes, own_bytes, self._journal_bytes)
             releases = self._room.releases()
             if refused:
                 with reaching(self._folder, "looked at"):
@@ -435,7 +438,6 @@ class StagedFiles:
             elif self.make_room(n_bytes):
                 return
             left_s = timeout_s - (time.monotonic() - began_s)
-            self._room.expect_fitting(own_bytes + n_bytes, self._journal_bytes)
             if left_s <= 0:
                 raise self._room.full(n_bytes, time.monotonic() - began_s)
             self._room.wait(releases, left_s)
@@ -457,7 +459,7 @@ class Room:
         self._used_bytes = 0
         self._releases = 0
         """How often some room came free: a waiting thread looks whether it did since it last looked."""
-        self._free_bytes = self._capacity_bytes = 0
+        self._free_bytes = self._capacity_bytes = self._disk_bytes = 0
         self._sample_due_s = 0.0
 
     @property
@@ -500,14 +502,22 @@ class Room:
         with self._changed:
             if free_bytes > self._free_bytes:
                 self._release()
-            self._free_bytes = free_bytes
+            self._free_bytes, self._disk_bytes = free_bytes, stats.f_blocks * stats.f_frsize
             self._capacity_bytes = min(self._limit_bytes, found) if self._limit_bytes else found
 
-    def expect_fitting(self, file_bytes: int, journal_bytes: int) -> None:
-        """Raise `StagingFullError` for a file that would not fit beside the journal were all else gone. A journal that
-        takes more than its share has small files in it, and shrinks as they are uploaded."""
+    def expect_fitting(self, n_bytes: int, own_bytes: int, journal_bytes: int) -> None:
+        """Raise `StagingFullError` if a file that has `own_bytes` could not have `n_bytes` more beside the journal were
+        all else gone. A journal that takes more than its share has small files in it, and shrinks as they are uploaded.
+        """
+        self.capacity_bytes()
+        if n_bytes > self._disk_bytes:  # its own may be holes
+            raise StagingFullError(
+                f"{_gb(n_bytes)} more of a file do not fit into the staging area {self._folder}: its file system has "
+                f"{_gb(self._disk_bytes)} in all",
+                hint="Mount with --staging on a larger disk.",
+            )
         most_bytes = self._limit_bytes - min(journal_bytes, self._limit_bytes // _JOURNAL_SHARE)
-        if self._limit_bytes and file_bytes > most_bytes:
+        if self._limit_bytes and own_bytes + n_bytes > most_bytes:
             raise StagingFullError(
                 f"a file of more than {most_bytes:,} bytes does not fit into the staging area {self._folder}, "
                 f"which may have {_gb(self._limit_bytes)}",
