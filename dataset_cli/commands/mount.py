@@ -9,6 +9,9 @@ mounts, or with `--all`, a list of these, each with `"error"` and `"hint"`.
 from __future__ import annotations
 
 import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,8 @@ from dataset_cli.commands.writes import mount_as_json, replica_lines, rw_as_json
 
 _LAST_FLUSH_S = 60.0
 """For what was written between the end of the flush and the unmount."""
+_PATIENCE_S = 2.0
+"""How long a mount may take until it is told what it may wait for."""
 _OF_BUCKETS = ("ack", "staging", "ttl_s", "upload_every_s", "quota_bytes")
 """Options that snapshots do not have."""
 
@@ -106,7 +111,8 @@ def mount(app: App, /, *, what: str, directory: Path, rw: bool, workers: int | N
         _check_url(what, directory)
         if workers is not None:
             raise UsageError("--workers is for snapshots: a read-write mount is served by one process")
-        bucket = fuse_mount.mount_bucket(what, directory, settings=app.settings, **given, **options)
+        with _telling_what_it_waits_for(app, what, foreground=options["foreground"]):
+            bucket = fuse_mount.mount_bucket(what, directory, settings=app.settings, **given, **options)
         text = f"{bucket.url} {done} at {bucket.mountpoint}, to read and write; staged in {bucket.staging}"
         shown = bucket.ack == "replicated" and not options["foreground"]
         lines = replica_lines(fuse_mount.bucket_status(bucket)) if shown else ()
@@ -119,6 +125,18 @@ def mount(app: App, /, *, what: str, directory: Path, rw: bool, workers: int | N
     info = fuse_mount.mount_snapshot(what, directory, settings=app.settings, workers=workers, **options)
     ref, size = f"{info.ref.partition('@')[0]}@{info.snapshot_id[:12]}", format_bytes(info.total_bytes)
     app.out.result(mount_as_json(info), f"{ref} {done} at {info.mountpoint}: {info.files:,} files, {size}")
+
+
+@contextmanager
+def _telling_what_it_waits_for(app: App, url: str, *, foreground: bool) -> Iterator[None]:
+    text = f"{url} is not mounted yet: its store has not answered, or a former mount of it has not ended (dsctl status)"
+    timer = threading.Timer(_PATIENCE_S, app.out.warning, [text])
+    if not foreground:
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _looks_like_url(text: str) -> bool:

@@ -74,6 +74,18 @@ def test_a_bucket_is_mounted_written_flushed_and_unmounted(dsctl: Dsctl, url: st
     assert dsctl("flush").out == "nothing is waiting to be uploaded\n"
 
 
+def test_a_mount_that_waits_for_a_former_one_says_so(dsctl: Dsctl, url: str, folder: Path) -> None:
+    assert dsctl("mount", "--rw", url, folder).code == 0
+    with (folder / "open.log").open("w"):
+        assert dsctl("umount", "--lazy", folder).code == 0
+        command = [sys.executable, "-m", "dataset_cli", "mount", "--rw", url, str(folder)]
+        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+        assert process.stderr is not None
+        assert process.stderr.readline().startswith(f"warning: {url} is not mounted yet: ")
+    with process:
+        assert process.wait(60) == 0
+
+
 @promise("A busy mount stays, and the message names its users")
 def test_a_shell_in_the_mount_is_named_and_the_command_that_it_started_is_not(
     dsctl: Dsctl, url: str, folder: Path, monkeypatch: pytest.MonkeyPatch

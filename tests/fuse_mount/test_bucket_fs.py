@@ -1275,6 +1275,10 @@ def test_status_says_that_the_store_does_not_answer_who_looks_though_all_is_uplo
     monkeypatch.setattr("datacache.writeback.remote.asking._TOLD_S", -60.0)
     assert directory.live.status()["store_problem"] == ""  # nobody has asked for a while
     monkeypatch.undo()
+    directory.write("a", b"a")
+    proxied.accept()
+    until(lambda: directory.live.status()["dirty_files"], 0)
+    assert directory.live.status()["store_problem"] == ""  # it has answered, though not to who looks
 
 
 @promise("With the store away, work goes on in folders that this mount made or worked in")

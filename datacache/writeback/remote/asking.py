@@ -76,11 +76,15 @@ class Requests:
                 raise
         else:
             with self._lock:
-                self._away = None
-                self.heard_at = time.monotonic()
+                self.note_answer()
         finally:
             with self._lock:
                 self._known.end_request()
+
+    def note_answer(self) -> None:
+        """Take in that the store has done something: it is there. Under the lock."""
+        self._away = None
+        self.heard_at = time.monotonic()
 
     def wait_patiently(self, load: Callable[[], object]) -> None:
         """Make a request where something older will do. It goes on in a thread of its own when the store says nothing

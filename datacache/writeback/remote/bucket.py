@@ -48,6 +48,7 @@ class RemoteView:
         self._asking = Asking(engine, file_attributes=file_attributes, folder_attributes=folder_attributes)
         self._requests = self._asking.requests
         self.problem = self._requests.problem
+        self.note_answer = self._requests.note_answer
         self.unavailable = self._requests.unavailable
         self.plain_attributes = self._asking.plain_attributes
 

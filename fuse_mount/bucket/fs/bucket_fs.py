@@ -95,6 +95,7 @@ class BucketFs:
 
     def note_uploaded(self, pending: Pending, info: ObjectInfo | None) -> None:
         """See `writeback.engine.Watcher`."""
+        self.remote.note_answer()
         node = self._tree.find(pending.key)
         if info is not None and isinstance(pending.content, Stored) and pending.content.key == pending.key:
             self._move_needs(pending.content, info.etag)
