@@ -128,6 +128,10 @@ def home(
             monkeypatch.setenv(name, value)
         yield Path(variables["DATACACHE_HOME"])
         leftovers.unmount_under(tmp_path)
+        others = f"{tmp_path}{os.sep}"  # of other homes, which a test made itself
+        leftovers.end_processes(
+            lambda: leftovers.processes_with("DATACACHE_HOME", lambda value: value.startswith(others))
+        )
 
 
 @pytest.fixture(scope="module")

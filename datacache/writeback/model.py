@@ -139,7 +139,7 @@ def _time_ns(text: str | None, default: T) -> int | T:
         found = int(Decimal(text) * 10**9)
     except (InvalidOperation, ValueError, OverflowError):
         return default
-    return found if abs(found) < 2**63 else default
+    return found if abs(found) < 10**9 * 2**63 else default
 
 
 class Logged(NamedTuple):

@@ -184,8 +184,9 @@ def _loss(loss: dict[str, Any]) -> Iterator[str]:
 
 def _failure(failure: dict[str, Any]) -> Iterator[str]:
     tries = "once" if failure["tries"] == 1 else f"{failure['tries']} times"
-    again = format_seconds(max(failure["retry_at"] - time.time(), 0))
-    yield f"failed   {failure['key']}: {failure['reason']} (tried {tries}, again in {again})"
+    left_s = failure["retry_at"] - time.time()
+    again = f"in {format_seconds(left_s)}" if left_s > 0 else "when it is its turn"
+    yield f"failed   {failure['key']}: {failure['reason']} (tried {tries}, again {again})"
     if failure["hint"]:
         yield f"         → {failure['hint']}"
 

@@ -98,7 +98,7 @@ class KeeperLine:
                 self._lost(self._pause_s)
         except (OSError, ValueError):
             if self.kept:
-                _log.warning("the cache daemon is gone; the descriptors are handed to the next one")
+                _log.warning("the cache daemon is gone: nobody else keeps the descriptors until the next one runs")
             self._lost(self._pause_s)
 
     def hand_over(self, fds: Sequence[int]) -> None:

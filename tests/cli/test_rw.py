@@ -74,6 +74,14 @@ def test_a_bucket_is_mounted_written_flushed_and_unmounted(dsctl: Dsctl, url: st
     assert dsctl("flush").out == "nothing is waiting to be uploaded\n"
 
 
+def test_status_says_that_nobody_else_keeps_a_mount(dsctl: Dsctl, url: str, folder: Path) -> None:
+    assert dsctl("mount", "--rw", url, folder).code == 0
+    assert dsctl("daemon", "stop").code == 0
+    assert "daemon   not running; a mount whose processes all die now is lost" in dsctl("status").out
+    assert dsctl("umount", folder).code == 0
+    assert "daemon   not running; it starts when it is needed" in dsctl("status").out
+
+
 def test_a_mount_that_waits_for_a_former_one_says_so(dsctl: Dsctl, url: str, folder: Path) -> None:
     assert dsctl("mount", "--rw", url, folder).code == 0
     with (folder / "open.log").open("w"):

@@ -447,6 +447,7 @@ def test_attributes_are_read_again_from_metadata_and_nonsense_is_not_believed():
     assert read({"mode": "rw", "uid": "-1", "mtime": "NaN", "gid": "9" * 40}) == FILE
     assert read({"mode": "9" * 11, "uid": str(2**32 - 1), "gid": str(2**32), "rdev": "7"}) == FILE
     assert read({"mtime": "1e400"}) == FILE
+    assert read({"mtime": f"{2**34}"}).mtime_ns == 2**34 * 10**9  # in the year 2514
     device = attributes._replace(mode=stat.S_IFBLK | 0o660, rdev=2**31 + 7)
     assert read(device.to_metadata(), size_bytes=0) == device
     assert read(device.to_metadata()) == device._replace(mode=stat.S_IFREG | 0o660, rdev=0)  # its bytes can be read
