@@ -83,7 +83,7 @@ def main() -> int:
 
 def _run(arguments: argparse.Namespace, report: process.Report) -> int:
     if arguments.bucket_server is not None:
-        notifier = Notifier()  # before all that a server imports, which the process would keep
+        notifier = Notifier()  # before all that a server imports, which its process would keep
         from fuse_mount.bucket.held import HeldMount
         from fuse_mount.bucket.server import BucketServer
 

@@ -2,10 +2,9 @@
 
 Used by `fuse_mount/bucket/fs`; calls for one draft are made one at a time by its owner, except `read`. Small
 files are kept in memory and go into the journal, which takes one sync; larger ones lie in a staged file, and so do
-small ones while very many are open. A draft that
-starts from nothing (a new file, or one that was truncated to nothing) never touches what was acknowledged before: that
-stays in the overlay until the draft is settled. One that continues a staged file changes it in place, as a local file
-system does.
+small ones while very many are open. A draft that starts from nothing (a new file, or one that was truncated to nothing)
+never touches what was acknowledged before: that stays in the overlay until the draft is settled. One that continues a
+staged file changes it in place, as a local file system does.
 """
 
 from __future__ import annotations

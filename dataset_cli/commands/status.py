@@ -81,7 +81,7 @@ def status(app: App, metrics: bool) -> None:
     if daemon is not None:
         running = f"pid {daemon['pid']}, up {format_seconds(daemon['uptime_s'])}"
     else:
-        running = "does not answer" if daemon_error else _not_running(app, is_keeper=bool(mounts or read_write))
+        running = "does not answer" if daemon_error else _not_running(app, has_mounts=bool(mounts or read_write))
     app.out.line(f"daemon   {running}")
     for mount in mounts:
         app.out.line(f"mount    {mount['mountpoint']}  {mount['ref']}  {mount['files']:,} files")
@@ -100,9 +100,9 @@ def status(app: App, metrics: bool) -> None:
         raise click.exceptions.Exit(1)
 
 
-def _not_running(app: App, *, is_keeper: bool) -> str:
+def _not_running(app: App, *, has_mounts: bool) -> str:
     failure = api.start_failure(app.settings)
-    if failure is None and is_keeper:
+    if failure is None and has_mounts:
         return "not running; a mount whose processes all die now is lost → Start it: dsctl daemon start"
     if failure is None:
         return "not running; it starts when it is needed"

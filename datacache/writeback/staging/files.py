@@ -428,11 +428,11 @@ class StagedFiles:
         """
         began_s = time.monotonic()
         while True:
-            self._room.expect_fitting(n_bytes, own_bytes, self._journal_bytes)
             releases = self._room.releases()
+            with reaching(self._folder, "looked at"):
+                self._room.capacity_bytes(fresh=refused)
+            self._room.expect_fitting(n_bytes, own_bytes, self._journal_bytes)
             if refused:
-                with reaching(self._folder, "looked at"):
-                    self._room.capacity_bytes(fresh=True)
                 if self._drop_clean(max(1, n_bytes)):
                     return
             elif self.make_room(n_bytes):
@@ -509,8 +509,7 @@ class Room:
         """Raise `StagingFullError` if a file that has `own_bytes` could not have `n_bytes` more beside the journal were
         all else gone. A journal that takes more than its share has small files in it, and shrinks as they are uploaded.
         """
-        self.capacity_bytes()
-        if n_bytes > self._disk_bytes:  # its own may be holes
+        if 0 < self._disk_bytes < n_bytes:  # its own may be holes; 0: another thread is asking for the first time
             raise StagingFullError(
                 f"{_gb(n_bytes)} more of a file do not fit into the staging area {self._folder}: its file system has "
                 f"{_gb(self._disk_bytes)} in all",

@@ -157,7 +157,8 @@ class UploadQueue:
         return max(self._heap[0][0], now + self._busy_s(now) if patient else now)
 
     def _busy_s(self, now: float) -> float:
-        """Return how long programs are still taken to be at work if nothing else changes."""
+        """Return how long programs are still taken to be at work if nothing else changes: not longer than a key waits
+        after its change."""
         if self.hurry or len(self._changed_at) < MANY:
             return 0.0
         return max(0.0, self._changed_at[0] + min(AT_ONCE_S, self._delay_s) - now)
