@@ -496,10 +496,12 @@ class _Turn:
 
     # --- folders -------------------------------------------------------------------------------------------------
 
-    def _readdir(self, _ino: int) -> bytes:
-        handle, (start, room) = protocol.opened(self._buffer), protocol.read_arguments(self._buffer)
+    def _readdir(self, folder: int) -> bytes:
+        handle, (position, room) = protocol.opened(self._buffer), protocol.read_arguments(self._buffer)
         plus = self._opcode == protocol.READDIRPLUS
-        records: list[bytes] = []
+        records = [protocol.dot_records(folder, position, plus=plus)]
+        room -= len(records[0])
+        start = max(position - protocol.DOTS, 0)
         told: list[str] = []
         for number, entry in enumerate(self._do(self._names.readdir, handle, start), start + 1):
             name = os.fsencode(entry.name)
@@ -512,7 +514,7 @@ class _Turn:
                 attr = self._names.enter(handle, entry)
                 records.append(self._entry(attr))
                 ino = attr.ino
-            records.append(protocol.dirent_packer(len(name))(ino, number, len(name), kind & 15, name))
+            records.append(protocol.dirent_packer(len(name))(ino, number + protocol.DOTS, len(name), kind & 15, name))
             told.append(entry.name)
         self._names.note_told(handle, start, told)
         return b"".join(records)

@@ -235,7 +235,7 @@ class Encoder:
 _ATTR_OUT_VALID = _ATTR_OUT.pack(VALID_S, 0, 0)
 NEGATIVE_ENTRY = _ENTRY.pack(0, 0, VALID_S, 0, 0, 0) + bytes(_ATTR.size)
 """Answer to LOOKUP of a name that does not exist, which the kernel may remember (node id 0)."""
-UNLOOKED_ENTRY = bytes(_ENTRY.size + _ATTR.size)
+_UNLOOKED_ENTRY = bytes(_ENTRY.size + _ATTR.size)
 """The entry of '.' and '..' in READDIRPLUS: no node, so nothing is looked up."""
 ENTRY_OUT_BYTES = len(NEGATIVE_ENTRY)
 
@@ -261,6 +261,22 @@ _dirent_packers: dict[int, Callable[..., bytes]] = {}
 def dirent_bytes(name_bytes: int) -> int:
     """Return the length of a directory record with a name of this length."""
     return 24 + (name_bytes + 7) // 8 * 8
+
+
+DOTS = 2
+"""Positions that '.' and '..' take at the start of a listing."""
+
+
+def dot_records(ino: int, position: int, *, plus: bool) -> bytes:
+    """Return the records of '.' and '..' in a folder that come behind a position. They fit into every request."""
+    entry = _UNLOOKED_ENTRY if plus else b""
+    parent = ROOT_INODE if ino == ROOT_INODE else UNKNOWN_INODE
+    dots = enumerate(((b".", ino), (b"..", parent)), 1)
+    return b"".join(
+        entry + dirent_packer(len(name))(number, following, len(name), DT_DIR, name)
+        for following, (name, number) in dots
+        if position < following
+    )
 
 
 class Details(NamedTuple):

@@ -202,11 +202,9 @@ class Worker:
 
     def _readdir(self, ino: int, _length: int) -> Reply:
         cookie, size = protocol.read_arguments(self._buffer)
-        records: list[bytes] = []
-        room = size
+        records = [protocol.dot_records(ino, cookie, plus=False)]
+        room = size - len(records[0])
         append, packer = records.append, protocol.dirent_packer
-        if cookie < 2:
-            room = self._dots(records, ino, cookie, room, b"")
         for name, child, following, kind in self._fs.children(ino, cookie):
             name_bytes = len(name)
             record = packer(name_bytes)(child, following, name_bytes, kind >> 12, name)
@@ -218,10 +216,8 @@ class Worker:
 
     def _readdirplus(self, ino: int, _length: int) -> Reply:
         cookie, size = protocol.read_arguments(self._buffer)
-        records: list[bytes] = []
-        room = size
-        if cookie < 2:
-            room = self._dots(records, ino, cookie, room, protocol.UNLOOKED_ENTRY)
+        records = [protocol.dot_records(ino, cookie, plus=True)]
+        room = size - len(records[0])
         getattr_of, entry_out = self._fs.getattr, self._encoder.entry_out
         for name, child, following, kind in self._fs.children(ino, cookie):
             room -= protocol.ENTRY_OUT_BYTES + protocol.dirent_bytes(len(name))
@@ -230,15 +226,6 @@ class Worker:
             records.append(entry_out(*getattr_of(child)))
             records.append(protocol.dirent_packer(len(name))(child, following, len(name), kind >> 12, name))
         return 0, b"".join(records)
-
-    def _dots(self, records: list[bytes], ino: int, cookie: int, room: int, entry: bytes) -> int:
-        parent = protocol.ROOT_INODE if ino == protocol.ROOT_INODE else protocol.UNKNOWN_INODE
-        for following, name, number in ((1, b".", ino), (2, b"..", parent)):
-            if cookie < following:
-                record = entry + protocol.dirent_packer(len(name))(number, following, len(name), protocol.DT_DIR, name)
-                records.append(record)
-                room -= len(record)
-        return room
 
     # --- reads ----------------------------------------------------------------------------------------------
 

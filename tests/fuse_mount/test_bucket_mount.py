@@ -27,6 +27,7 @@ from fuse_mount.kernel import session
 from fuse_mount.lifecycle import keeping, process
 from fuse_mount.lifecycle.state import BucketFiles
 from tests.conformance.faults import FaultProxy
+from tests.fuse_mount.directory_stream import expect_whole_from_every_place
 from tests.fuse_mount.mount_processes import (
     BucketMounter,
     kill,
@@ -85,6 +86,23 @@ def test_the_mount_is_what_the_kernel_needs(mounter: BucketMounter) -> None:
     assert "numpy" not in Path(f"/proc/{info.pid}/maps").read_text()  # half of what a start would take
     socket = mounter.settings.home / "mounts" / BucketFiles("", info.mountpoint).socket_name
     assert stat.S_IMODE(socket.stat().st_mode) == 0o600
+
+
+@promise("Every folder lists `.` and `..`, and goes on from a place that a program has kept (`telldir`)")
+def test_a_listing_goes_on_where_it_was_left_and_a_large_folder_can_be_deleted(
+    mounter: BucketMounter, bucket: Path
+) -> None:
+    names = [f"{number:0200d}" for number in range(500)]  # told in six requests, or more
+    for folder in (bucket / "large", bucket / "small" / "one"):
+        folder.mkdir(parents=True)
+    for name in names:
+        (bucket / "large" / name).touch()
+    mounter(url=f"file://{bucket}")
+    (mounter.target / "empty").mkdir()
+    for folder, inside in (("", ["large", "small", "empty"]), ("large", names), ("small", ["one"]), ("empty", [])):
+        expect_whole_from_every_place(mounter.target / folder, inside)
+    subprocess.run(["rm", "-r", mounter.target / "large"], check=True)
+    assert sorted(os.listdir(mounter.target)) == ["empty", "small"]
 
 
 @promise("In a folder with the sticky bit only an owner renames a file")

@@ -8,7 +8,6 @@ import os
 import random
 import stat
 import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import pytest
 
 from datacache.settings import Settings
 from tests.fuse_mount.conftest import ODD_NAMES, Mounter, files_below
+from tests.fuse_mount.directory_stream import expect_whole_from_every_place
 from tests.promises import promise
 
 
@@ -43,35 +43,11 @@ def test_types_in_a_listing_need_no_stat(folder: Path, mounter: Mounter) -> None
     assert not kinds["large.bin"]
 
 
+@promise("Every folder lists `.` and `..`, and goes on from a place that a program has kept (`telldir`)")
 def test_a_listing_goes_on_where_it_was_left_and_starts_over(folder: Path, mounter: Mounter) -> None:
     mnt = mounter().mountpoint
-    said = subprocess.run(
-        [sys.executable, "-c", _SEEKING_LISTING, str(mnt)], capture_output=True, text=True, check=True
-    ).stdout
-    assert said.split() == ["same", "same"]
-
-
-_SEEKING_LISTING = """
-import ctypes, sys
-libc = ctypes.CDLL(None)
-libc.opendir.restype = libc.readdir.restype = ctypes.c_void_p
-for f in (libc.readdir, libc.telldir, libc.rewinddir): f.argtypes = [ctypes.c_void_p]
-libc.telldir.restype = ctypes.c_long
-libc.seekdir.argtypes = [ctypes.c_void_p, ctypes.c_long]
-d = libc.opendir(sys.argv[1].encode())
-def rest():
-    names = []
-    while p := libc.readdir(d):
-        names.append(ctypes.string_at(p + 19))
-    return names
-for _ in range(5): libc.readdir(d)
-place = libc.telldir(d)
-first = rest()
-libc.seekdir(d, place)
-print("same" if rest() == first and first else "differ")
-libc.rewinddir(d)
-print("same" if rest()[5:] == first else "differ")
-"""
+    for there in (mnt, mnt / "d0", mnt / "empty"):
+        expect_whole_from_every_place(there, os.listdir(folder / there.relative_to(mnt)))
 
 
 def test_a_directory_of_100000_names_is_listed_completely(mounter: Mounter, monkeypatch: pytest.MonkeyPatch) -> None:
