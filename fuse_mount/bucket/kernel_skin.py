@@ -137,6 +137,10 @@ class KernelSkin:
         """Have the kernel write what it has gathered of a file: it does before it forgets the file's pages."""
         self._notify(protocol.encode_forget_pages(ino))
 
+    def forget_attributes(self, ino: int) -> None:
+        """Have the kernel ask for the attributes of a file again."""
+        self._notify(protocol.encode_forget_attributes(ino))
+
     # --- turns ---------------------------------------------------------------------------------------------------
 
     def let_lead(self) -> None:
@@ -424,7 +428,8 @@ class _Turn:
         return self._details(self._do(self._names.setattr, ino, changes, handle)).attr_out()
 
     def _drop_privileges(self, ino: int) -> None:
-        self._do(self._names.setattr, ino, Changes(drops_privileges=True))
+        if self._do(self._names.drop_privileges, ino):
+            self._skin.forget_attributes(ino)  # it would tell the old mode to programs that ask for nothing else
 
     def _drop_privileges_of_user(self, ino: int) -> None:
         if protocol.owner_of(self._buffer)[0]:  # these requests have no flag that says it

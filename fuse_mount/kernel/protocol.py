@@ -475,9 +475,19 @@ def copy_out(size_bytes: int) -> bytes:
     return _COPY_OUT.pack(size_bytes)
 
 
+def encode_forget_attributes(ino: int) -> bytes:
+    """Return the notification that has the kernel forget the attributes of a file. It waits for nothing."""
+    return _encode_forget(ino, offset=-1)
+
+
 def encode_forget_pages(ino: int) -> bytes:
-    """Return the notification that has the kernel write what it has gathered of a file, and forget its pages."""
-    body = _NOTIFY_INODE.pack(ino, 0, 0)
+    """Return the notification that has the kernel write what it has gathered of a file, and forget its pages and
+    attributes."""
+    return _encode_forget(ino, offset=0)
+
+
+def _encode_forget(ino: int, offset: int) -> bytes:
+    body = _NOTIFY_INODE.pack(ino, offset, 0)
     return pack_out_header(OUT_HEADER_BYTES + len(body), NOTIFY_INVAL_INODE, 0) + body
 
 

@@ -625,6 +625,12 @@ class Names:
                 state = state._replace(attributes=attributes)
             return self._nodes.attr(node, state)
 
+    def drop_privileges(self, ino: int) -> bool:
+        """Take set-user-ID and set-group-ID from a file that somebody writes to; return whether it had them."""
+        with self._engine.lock:
+            before = self._nodes.state_of(self._tree.get(ino)).attributes.mode
+            return self.setattr(ino, Changes(drops_privileges=True)).mode != before
+
     def getxattr(self, ino: int, name: bytes) -> bytes:
         """Return the value of an extended attribute."""
         text = _xattr_name(name)
