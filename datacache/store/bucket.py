@@ -100,6 +100,10 @@ class Bucket(ObjectStore, Protocol):
         """`head` with the metadata. `ObjectNotFoundError` if it is not there."""
         ...
 
+    def fetch(self, ref: ObjectRef) -> tuple[LiveObject, bytes | memoryview]:
+        """Return all bytes of exactly this version, and the same as `look`: one request. Raises as `read`."""
+        ...
+
     def write(
         self, key: str, data: bytes | memoryview, metadata: Mapping[str, str], *, expect: str | None
     ) -> ObjectInfo:

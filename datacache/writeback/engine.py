@@ -24,6 +24,7 @@ from typing import Any, NamedTuple, Protocol
 import xxhash
 
 from datacache.core.errors import DatacacheError, StagingError, StagingFullError
+from datacache.core.ids import ObjectRef
 from datacache.store.base import ObjectInfo
 from datacache.store.bucket import Bucket
 from datacache.writeback.conflicts import CONFLICT_MARK, CONFLICTS, ConflictLog
@@ -283,6 +284,10 @@ class WriteBack:
                 if number not in self._held:
                     self._do_later(partial(self.files.remove, number))
             return self._ticket
+
+    def ref(self, stored: Stored) -> ObjectRef:
+        """Return the object that has these bytes."""
+        return ObjectRef(self.bucket.url, self.prefix + stored.key, stored.size_bytes, stored.etag)
 
     def blob(self, key: str) -> bytes:
         """Return the bytes of a key whose content is `Logged`."""

@@ -38,19 +38,18 @@ class Fetching:
 
     def fetch(self, stored: Stored) -> int:
         """Copy an object of the bucket into a new staged file, durable; return its number."""
-        full = self._engine.prefix + stored.key
-        clean = self._files.open_clean(full, stored.etag)
+        ref = self._engine.ref(stored)
+        clean = self._files.open_clean(ref.key, stored.etag)
         if clean is not None:
             try:
                 number = self.copy(lambda start, stop: os.pread(clean, stop - start, start), stored.size_bytes)
             finally:
                 os.close(clean)
-            if number is not None and self._files.clean(full, stored.etag) is not None:
+            if number is not None and self._files.clean(ref.key, stored.etag) is not None:
                 return number
             # Somebody has begun to change the copy, or it is cut short.
             if number is not None:
                 self._files.remove(number)
-        ref = ObjectRef(self._engine.bucket.url, full, stored.size_bytes, stored.etag)
         number = self.copy(lambda start, stop: self._engine.bucket.read(ref, start, stop), stored.size_bytes)
         if number is None:
             raise StagingError(f"{ref.url} came cut short")
@@ -58,15 +57,14 @@ class Fetching:
 
     def fetch_kept(self, stored: Stored) -> int | None:
         """Copy the bytes that a clean copy or the node's cache has of an object; None for neither."""
-        full = self._engine.prefix + stored.key
+        ref = self._engine.ref(stored)
         # Where the copy was dropped meanwhile, or the cache has not all of it, the store is asked, which has it not.
         with contextlib.suppress(ObjectChangedError, ObjectNotFoundError):
-            if self._files.clean(full, stored.etag) is not None:
+            if self._files.clean(ref.key, stored.etag) is not None:
                 return self.fetch(stored)
         with contextlib.suppress(ObjectChangedError, ObjectNotFoundError):
             if self._blocks is not None:
                 read = self._blocks.read
-                ref = ObjectRef(self._engine.bucket.url, full, stored.size_bytes, stored.etag)
                 return self.copy(
                     lambda start, stop: bytes(read(ref, start // BLOCK_BYTES, 0, stop - start)), stored.size_bytes
                 )

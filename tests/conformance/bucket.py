@@ -92,6 +92,10 @@ class BucketConformance:
         assert info.etag == found.info.etag == bucket.head(info.key).etag != ""
         assert found.metadata.items() >= MODE.items()
         assert bucket.read(info.ref(bucket.url), 0, len(data)) == data
+        assert bucket.fetch(info.ref(bucket.url)) == (found, data)
+        bucket.write(info.key, b"others", {"mode": "7"}, expect=None)
+        with pytest.raises(ObjectChangedError):
+            bucket.fetch(info.ref(bucket.url)._replace(size_bytes=6))
 
     @pytest.mark.parametrize("value", METADATA)
     def test_any_text_is_kept_as_metadata(self, bucket: Bucket, value: str) -> None:

@@ -467,7 +467,8 @@ def test_a_file_that_is_opened_to_be_written_and_is_not_shows_again_what_others_
     handle = directory.open("log", os.O_WRONLY | os.O_APPEND)
     (bucket / "log").write_bytes(b"theirs")
     directory.close(handle)
-    until(lambda: directory.read("log"), b"theirs")
+    directory.fs.remote.expire("")
+    assert directory.read("log") == b"theirs"
     directory.flush()
     assert [path.read_bytes() for path in bucket.iterdir()] == [b"theirs"]
     assert directory.live.status()["dirty_files"] == 0
@@ -480,7 +481,8 @@ def test_an_append_to_what_others_are_replacing_sends_the_kernel_to_look_again(
     (bucket / "log").write_bytes(b"1")
     directory = opened(ttl_s=60.0)
     inode = directory.attr("log").ino
-    monkeypatch.setattr(directory.fs.remote, "expect_checked", lambda _key: None)  # they are quicker than the fetch
+    # They are quicker than the fetch.
+    monkeypatch.setattr(directory.fs.remote, "expect_checked", lambda _key, _brings: None)
     (bucket / "log").write_bytes(b"theirs")
     with expect_errno(errno.ESTALE):
         directory.do(directory.fs.handles.open, inode, os.O_WRONLY | os.O_APPEND)
@@ -1518,6 +1520,23 @@ def test_refused_credentials_leave_what_is_staged_and_what_is_known(
     proxied.heal()
     directory.flush()
     assert directory.live.status()["dirty_files"] == 0
+
+
+def test_a_small_object_is_opened_to_be_changed_in_part_by_one_request(
+    opened: Open, proxied: FaultProxy, rclone_s3: RcloneS3
+):
+    bucket = rclone_s3.make_bucket("parts") / "live"
+    bucket.mkdir()
+    (bucket / "a").write_bytes(b"theirs")
+    directory = opened("s3://parts/live", ttl_s=60.0)
+    assert directory.attr("a").size_bytes == 6
+    before = len(proxied.requests)
+    handle = directory.open("a", os.O_WRONLY)
+    directory.do(directory.fs.handles.write, handle, 1, b"O")
+    assert len(proxied.requests) == before + 1
+    directory.close(handle)
+    directory.flush()
+    assert (bucket / "a").read_bytes() == b"tOeirs"
 
 
 @promise("One name in a large folder is asked for alone")

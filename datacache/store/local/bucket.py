@@ -97,6 +97,11 @@ class LocalBucket(LocalStore):
         info = self.head(key)
         return LiveObject(info, get_metadata(self._path(key), info.etag, f"{self.url}/{key}"))
 
+    def fetch(self, ref: ObjectRef) -> tuple[LiveObject, bytes | memoryview]:
+        """See `Bucket`."""
+        live = self.look(ref.key)
+        return live, self.read(ref, 0, ref.size_bytes)
+
     def write(
         self, key: str, data: bytes | memoryview, metadata: Mapping[str, str], *, expect: str | None
     ) -> ObjectInfo:

@@ -37,7 +37,7 @@ from datacache.store.errors import expect_etag, unexpected
 from datacache.store.s3 import multipart
 from datacache.store.s3.access import S3Access
 from datacache.store.s3.list import is_truncated, list_documents, parse_listing
-from datacache.store.s3.requests import to_headers, to_metadata, to_words
+from datacache.store.s3.requests import to_headers, to_info, to_metadata, to_words
 from datacache.store.s3.store import S3Store, WithAccess, make_driver
 from datacache.store.s3.traits import find_traits
 
@@ -115,6 +115,15 @@ class S3Bucket(S3Store):
         info, headers = self._requests.get().look(key)
         expect_etag(info.etag, f"{self.url}/{key}")
         return LiveObject(info, to_metadata(headers))
+
+    def fetch(self, ref: ObjectRef) -> tuple[LiveObject, bytes | memoryview]:
+        """See `Bucket`."""
+        if not ref.size_bytes:
+            return self.look(ref.key), b""
+        data, headers = self._get(ref, 0, ref.size_bytes)
+        info = to_info(ref.key, ref.size_bytes, headers)
+        expect_etag(info.etag, ref.url)
+        return LiveObject(info, to_metadata(headers)), data
 
     def write(
         self, key: str, data: bytes | memoryview, metadata: Mapping[str, str], *, expect: str | None

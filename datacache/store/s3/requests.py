@@ -135,7 +135,7 @@ class S3Requests:
     def look(self, key: str) -> tuple[ObjectInfo, Mapping[str, str]]:
         """Return the object and all headers of its HEAD."""
         answer = self._head(key)
-        return _info(key, self._length(answer, key) or 0, answer.headers), answer.headers
+        return to_info(key, self._length(answer, key) or 0, answer.headers), answer.headers
 
     def etag(self, key: str) -> str:
         """Return the object's ETag by one HEAD, '' if it is not there, also where the bucket is not."""
@@ -187,7 +187,7 @@ class S3Requests:
         """Store a whole object by one PUT. A HEAD follows where the answer has no ETag (see `find_stored`)."""
         found, body = self.call("PUT", key, (200, 201), headers=headers, body=data)
         expect_empty(body, self.url_of(key))
-        info = _info(key, len(data), found)
+        info = to_info(key, len(data), found)
         return info if info.etag else self.find_stored(key, data, headers or {})
 
     def find_stored(self, key: str, data: bytes | memoryview, headers: Mapping[str, str]) -> ObjectInfo:
@@ -396,14 +396,15 @@ def cut_short(ref: ObjectRef, got: int, length: int) -> StoreUnavailableError:
     return StoreUnavailableError(f"{ref.url}: the answer ended after {got:,} of {length:,} bytes", url=ref.url)
 
 
-def _info(key: str, size_bytes: int, headers: Mapping[str, str]) -> ObjectInfo:
-    date = headers.get("Last-Modified") or headers.get("Date")
+def to_info(key: str, size_bytes: int, headers: Mapping[str, str]) -> ObjectInfo:
+    """Return what an answer's headers tell of an object; their names in lower case, or in any."""
+    date = headers.get("last-modified") or headers.get("date")
     mtime_ns = 0
     with suppress(TypeError, ValueError, OverflowError):
         mtime_ns = min(int(parsedate_to_datetime(date or "").timestamp()) * 10**9, 2**63 - 1)
     version = headers.get("x-amz-version-id", "")
     # "null" is what an unversioned bucket calls its one version, which the next PUT overwrites.
-    return ObjectInfo(key, size_bytes, mtime_ns, plain_etag(headers.get("ETag")), "" if version == "null" else version)
+    return ObjectInfo(key, size_bytes, mtime_ns, plain_etag(headers.get("etag")), "" if version == "null" else version)
 
 
 def _lower(answer: urllib3.BaseHTTPResponse) -> dict[str, str]:

@@ -71,8 +71,10 @@ class S3Store(S3Uploads):
 
     def read(self, ref: ObjectRef, start: int, stop: int) -> bytes | memoryview:
         """See `ObjectStore`. The whole object is checked, a part of it is not."""
-        if start >= stop:
-            return b""
+        return self._get(ref, start, stop)[0] if start < stop else b""
+
+    def _get(self, ref: ObjectRef, start: int, stop: int) -> tuple[memoryview, dict[str, str]]:
+        """Return bytes of exactly this version, and the headers of the answer with names in lower case."""
         try:
             try:
                 data, headers = self._getter.get().call(lambda getter: getter.get(ref, start, stop))
@@ -85,7 +87,7 @@ class S3Store(S3Uploads):
             raise
         if (start, stop) == (0, ref.size_bytes):
             self._checker.check(ref, data, headers)
-        return data
+        return data, headers
 
     def checksum(self, ref: ObjectRef) -> Checksum | None:
         """See `ObjectStore`: one HEAD."""

@@ -7,21 +7,23 @@ take for the answers. `Requests` is around each of them and notices when the sto
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 
 from datacache.core.concurrency import gather
 from datacache.core.errors import (
     DatacacheError,
+    ObjectChangedError,
     ObjectNotFoundError,
     StoreAccessError,
     StoreError,
     StoreUnavailableError,
 )
-from datacache.store.bucket import FolderPage, is_probe
+from datacache.core.ids import ObjectRef
+from datacache.store.bucket import FolderPage, LiveObject, is_probe
 from datacache.store.retry import Backoff, retry
 from datacache.writeback.engine import WriteBack
 from datacache.writeback.model import Attributes, read_attributes
@@ -57,7 +59,7 @@ class Requests:
         self.heard_at = 0.0
         """The time at which the store last said something: a part of a listing, an answer."""
 
-    @contextmanager
+    @contextlib.contextmanager
     def request(self, has_older: bool = False, *, whole: bool = True) -> Iterator[int]:
         """Have what this node does meanwhile remembered, for `Known.own_changes`. A store that is away, or lets us in
         no more, is an error only where nothing older is known. Not `whole`: what is refused is one object."""
@@ -278,12 +280,13 @@ class Asking:
                         is_folder = True
                 self._known.put_probe(folder, name, file, is_folder=is_folder)
 
-    def check(self, key: str) -> None:
-        """Ask for an object anew."""
+    def check(self, key: str, brings: ObjectRef | None = None) -> None:
+        """Ask for an object anew. If it still is the one that is to be brought, its bytes come along and are kept for
+        a moment (`Known.take_brought`)."""
         with self._lock:
             since = self._known.begin_request()
         try:
-            found = self._look(key)
+            found = self._look(key, brings)
         except StoreUnavailableError:
             return  # known as away from now on
         finally:
@@ -313,12 +316,21 @@ class Asking:
         with self._lock:
             self._known.put_marker(folder, found[1] if found is not None else self._folder_default)
 
-    def _look(self, key: str) -> tuple[RemoteFile, Attributes] | None:
+    def _ask(self, key: str, brings: ObjectRef | None) -> LiveObject:
+        if brings is not None:
+            with contextlib.suppress(ObjectChangedError, ObjectNotFoundError):
+                live, data = self._bucket.fetch(brings)
+                with self._lock:
+                    self._known.put_brought(key, live.info.etag, bytes(data))
+                return live
+        return self._bucket.look(self._prefix + key)
+
+    def _look(self, key: str, brings: ObjectRef | None = None) -> tuple[RemoteFile, Attributes] | None:
         """Return the object now with its attributes; None if it is gone. What is refused to us has plain ones."""
         default = self._folder_default if key.endswith("/") else self._file_default
         with self.requests.request(whole=False):
             try:
-                live = retry(lambda: self._bucket.look(self._prefix + key), _RETRY_S)
+                live = retry(lambda: self._ask(key, brings), _RETRY_S)
             except ObjectNotFoundError as exc:
                 if exc.url == self._bucket.url:
                     raise

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Collection, Iterable
 
 from datacache.core.errors import StoreError, StoreUnavailableError
+from datacache.core.ids import ObjectRef
 from datacache.writeback.engine import WriteBack
 from datacache.writeback.model import Attributes, Pending
 from datacache.writeback.remote.asking import Asking
@@ -159,12 +160,13 @@ class RemoteView:
         known = self._known.markers.get(folder)
         return known[1] if known is not None else self._folder_default
 
-    def expect_checked(self, key: str) -> None:
-        """Have an object asked for, unless it was just now: before a part of it is changed."""
+    def expect_checked(self, key: str, brings: ObjectRef | None = None) -> None:
+        """Have an object asked for, unless it was just now: before a part of it is changed. `brings`: if its bytes are
+        to come along."""
         at = self._known.checked.get(key)
         if (at is not None and at + _CHECKED_S > time.monotonic()) or self._requests.is_away():
             return
-        raise self._load(lambda: self._asking.check(key), has_older=True)
+        raise self._load(lambda: self._asking.check(key, brings), has_older=True)
 
     def expire(self, folder: str) -> None:
         """Have a folder listed anew before it is used again."""

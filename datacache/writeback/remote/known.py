@@ -23,6 +23,8 @@ _KEPT_NAMES = 10_000
 _MAX_PROBES = 20_000
 _MAX_MARKERS = 50_000
 """Folders whose attributes are remembered. Each takes some 400 bytes."""
+_MOST_BROUGHT = 16
+"""Small objects whose bytes came when they were asked for, and whose openers have not taken them yet."""
 _HIDDEN = 1000
 """Names of a folder that are counted though they cannot be shown."""
 
@@ -77,6 +79,7 @@ class Known:
         self.probes: dict[str, Probe] = {}
         self.probed: dict[str, int] = {}  # how many names of a folder were asked for since it was listed
         self.checked: dict[str, float] = {}
+        self._brought: deque[tuple[str, str, bytes]] = deque(maxlen=_MOST_BROUGHT)
         self.markers: OrderedDict[str, tuple[float, Attributes]] = OrderedDict()
         """Attributes of folders, and when they were asked for."""
         self.below: dict[str, tuple[float, dict[str, RemoteFile]]] = {}
@@ -288,6 +291,18 @@ class Known:
         if len(self.checked) >= _MAX_PROBES:
             self.checked.clear()
         self.checked[key] = time.monotonic()
+
+    def put_brought(self, key: str, etag: str, data: bytes) -> None:
+        """Keep the bytes that came when an object was asked for, until they are taken or others have come."""
+        self._brought.append((key, etag, data))
+
+    def take_brought(self, key: str, etag: str) -> bytes | None:
+        """Return the bytes that came of an object just now, once."""
+        for brought in self._brought:
+            if brought[:2] == (key, etag):
+                self._brought.remove(brought)
+                return brought[2]
+        return None
 
     def put_attributes(self, key: str, found: tuple[RemoteFile, Attributes] | None) -> None:
         """Take in an object's metadata; None: it is gone."""

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from datacache.core.errors import DatacacheError, ObjectNotFoundError, StagingError, StoreError
-from datacache.core.ids import ObjectRef
 from datacache.store.base import ObjectInfo
 from datacache.store.bucket import Bucket, Part
 from datacache.store.errors import expect_listing
@@ -105,9 +104,8 @@ class Copied(Way):
         super().__init__(uploads, claim, full, metadata, progress)
         content = claim.pending.content
         assert isinstance(content, Stored)
-        source = self._engine.prefix + content.key
-        self._source = ObjectRef(self._engine.bucket.url, source, content.size_bytes, content.etag)
-        self._in_place = source == full
+        self._source = self._engine.ref(content)
+        self._in_place = self._source.key == full
 
     def send(self, expect: str | None) -> ObjectInfo | None:
         return self._engine.bucket.copy(self._source, self._full, self._metadata, expect=expect)

@@ -232,6 +232,10 @@ class OpenFiles:
 
     def _fetch_bytes(self, file: OpenFile, content: Stored) -> bytes | int | None:
         if content.size_bytes <= INLINE_BYTES:
+            with self._engine.lock:
+                brought = self._engine.known.take_brought(content.key, content.etag)
+            if brought is not None:
+                return brought
             return self._read(file, content, StoredReader(self.live, content), 0, content.size_bytes)
         found = self._staged.take(self._engine.prefix + content.key, content.etag)
         if found is None:

@@ -94,11 +94,14 @@ class Handles:
 
     def expect_opened_locked(self, state: State, flags: int) -> None:
         """Raise where what lies under a name cannot be opened, or something has to be asked for before."""
-        if state.content is None:
+        content = state.content
+        if content is None:
             raise OSError(errno.EISDIR, "it is a folder")
         truncates, writes = _ways(flags)
-        if writes and not truncates and isinstance(state.content, Stored) and state.content.key == state.key:
-            self._remote.expect_checked(state.key)  # a part of what somebody else has replaced cannot be changed
+        if writes and not truncates and isinstance(content, Stored) and content.key == state.key:
+            brings = content.size_bytes <= INLINE_BYTES and self._files.is_only_in_store(None, content)
+            # A part of what somebody else has replaced cannot be changed.
+            self._remote.expect_checked(state.key, self._engine.ref(content) if brings else None)
 
     def open_locked(self, node: Node, state: State, flags: int) -> int:
         """Open a file as it is, after `expect_opened_locked`. `Load` where it is still being closed: nothing is changed

@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from datacache.core.ids import BLOCK_BYTES, ObjectRef, block_id, block_length, object_id
+from datacache.core.ids import BLOCK_BYTES, block_id, block_length, object_id
 from datacache.writeback.draft import Draft
 from datacache.writeback.live import LiveBucket
 from datacache.writeback.model import Attributes, Content, Logged, Stored
@@ -64,8 +64,7 @@ class StoredReader:
 
     def __init__(self, live: LiveBucket, content: Stored) -> None:
         self._blocks = live.blocks
-        full = live.engine.prefix + content.key
-        self._ref = ObjectRef(live.engine.bucket.url, full, content.size_bytes, content.etag)
+        self._ref = live.engine.ref(content)
         self._id = object_id(self._ref)
 
     def here(self, offset: int, size: int) -> bytes | None:
