@@ -510,17 +510,20 @@ class _Turn:
         told: list[str] = []
         for number, entry in enumerate(self._do(self._names.readdir, handle, start), start + 1):
             name = os.fsencode(entry.name)
-            room -= protocol.dirent_bytes(len(name)) + (protocol.ENTRY_OUT_BYTES if plus else 0)
-            if room < 0:
+            size = protocol.dirent_bytes(len(name)) + (protocol.ENTRY_OUT_BYTES if plus else 0)
+            if size > room:
                 break
-            kind = entry.state.attributes.mode >> 12
-            ino = protocol.UNKNOWN_INODE
+            told.append(entry.name)
+            ino, mode = protocol.UNKNOWN_INODE, entry.state.attributes.mode
             if plus:
                 attr = self._names.enter(handle, entry)
+                if attr is None:
+                    continue
                 records.append(self._entry(attr))
-                ino = attr.ino
-            records.append(protocol.dirent_packer(len(name))(ino, number + protocol.DOTS, len(name), kind & 15, name))
-            told.append(entry.name)
+                ino, mode = attr.ino, attr.mode
+            room -= size
+            kind = mode >> 12 & 15
+            records.append(protocol.dirent_packer(len(name))(ino, number + protocol.DOTS, len(name), kind, name))
         self._names.note_told(handle, start, told)
         return b"".join(records)
 

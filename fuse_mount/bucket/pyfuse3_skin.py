@@ -186,6 +186,8 @@ class _Operations(pyfuse3.Operations):  # type: ignore[misc]
         entries = await _answer(self._fs.names.readdir, fh, start)
         for number, entry in enumerate(entries, start + 1):
             attr = self._fs.names.enter(fh, entry)
+            if attr is None:
+                continue
             if not pyfuse3.readdir_reply(token, os.fsencode(entry.name), self._entry(attr), number):
                 self._fs.names.forget(attr.ino, 1)
                 return

@@ -650,6 +650,7 @@ def test_a_listing_from_before_a_file_was_written_or_uploaded_takes_no_name_from
     inode = directory.attr("a").ino
     handle = directory.open("a", os.O_RDWR)
     told = directory.fs.names.enter(listing, entry)
+    assert told is not None
     assert told.ino == inode or not told.complete
     assert directory.attr("a").ino == inode
     directory.do(directory.fs.handles.write, handle, 3, b"er")

@@ -28,7 +28,7 @@ from fuse_mount.kernel import session
 from fuse_mount.lifecycle import keeping, process
 from fuse_mount.lifecycle.state import BucketFiles
 from tests.conformance.faults import FaultProxy
-from tests.fuse_mount.directory_stream import expect_whole_from_every_place
+from tests.fuse_mount.directory_entries import expect_whole_from_every_place, list_on
 from tests.fuse_mount.mount_processes import (
     BucketMounter,
     kill,
@@ -93,7 +93,7 @@ def test_the_mount_is_what_the_kernel_needs(mounter: BucketMounter) -> None:
 def test_a_listing_goes_on_where_it_was_left_and_a_large_folder_can_be_deleted(
     mounter: BucketMounter, bucket: Path
 ) -> None:
-    names = [f"{number:0200d}" for number in range(500)]  # told in six requests, or more
+    names = [f"{number:0200d}" for number in range(500)]  # told in 25 requests, or more
     for folder in (bucket / "large", bucket / "small" / "one"):
         folder.mkdir(parents=True)
     for name in names:
@@ -104,6 +104,30 @@ def test_a_listing_goes_on_where_it_was_left_and_a_large_folder_can_be_deleted(
         expect_whole_from_every_place(mounter.target / folder, inside)
     subprocess.run(["rm", "-r", mounter.target / "large"], check=True)
     assert sorted(os.listdir(mounter.target)) == ["empty", "small"]
+
+
+@promise("What changes in a folder that is being listed is as it is now, and not as it was")
+def test_a_name_that_goes_while_its_folder_is_listed_does_not_come_back(mounter: BucketMounter, bucket: Path) -> None:
+    mounter(url=f"file://{bucket}")
+    for number in range(100):
+        (mounter.target / f"{number:02}").touch()
+    folder = os.open(mounter.target, os.O_RDONLY)
+    names = list_on(folder)
+    seen = [next(names).name]
+    for number in range(50, 97):  # more than fit into one answer
+        (mounter.target / f"{number}").unlink()
+    (mounter.target / "97").rename(mounter.target / "other")
+    (mounter.target / "98").chmod(0o600)
+    (mounter.target / "99").unlink()
+    (mounter.target / "99").mkdir()
+    seen += [entry.name for entry in names]
+    os.close(folder)
+    left = {f"{number:02}" for number in (*range(50), 98, 99)}
+    assert set(seen) - {"other"} == left | {".", ".."}
+    for number in (50, 97):
+        assert not (mounter.target / f"{number}").exists()
+    assert stat.S_IMODE((mounter.target / "98").stat().st_mode) == 0o600
+    assert (mounter.target / "99").is_dir()
 
 
 @promise("In a folder with the sticky bit only an owner renames a file")

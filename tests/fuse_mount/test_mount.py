@@ -15,7 +15,7 @@ import pytest
 
 from datacache.settings import Settings
 from tests.fuse_mount.conftest import ODD_NAMES, Mounter, files_below
-from tests.fuse_mount.directory_stream import expect_whole_from_every_place
+from tests.fuse_mount.directory_entries import expect_whole_from_every_place
 from tests.promises import promise
 
 

@@ -76,6 +76,9 @@ class Listing:
     """None before they are read, also where an earlier server has listed them: what is listed then comes after what the
     kernel was told."""
     was_read: bool = False
+    is_fresh: bool = False
+    """True while the request is answered that has read them. What somebody changes meanwhile, the kernel knows better
+    than the answer."""
     told: dict[int, str] = field(default_factory=dict)
     """The names that the kernel was told, by the position behind each."""
     skipped: int = 0
@@ -191,7 +194,8 @@ class Names:
         `enter` is to be called for each that is taken."""
         with self._engine.lock:
             listing = self._listings[handle]
-            if listing.entries is None or start < listing.skipped or (not start and listing.was_read):
+            listing.is_fresh = listing.entries is None or start < listing.skipped or (not start and listing.was_read)
+            if listing.entries is None or listing.is_fresh:
                 last = listing.told.get(start, "")
                 entries = self._entries_locked(self._tree.get(listing.ino))
                 listing.entries, listing.skipped = [entry for entry in entries if entry.name > last], start
@@ -205,11 +209,17 @@ class Names:
             listing.told.update(enumerate(names, start + 1))
             self._notes.items.append((TOLD, handle, start, names))
 
-    def enter(self, handle: int, entry: DirEntry) -> Attr:
-        """Count that the kernel was told of an entry, and will `forget` it; return its attributes with an inode
-        number."""
+    def enter(self, handle: int, entry: DirEntry) -> Attr | None:
+        """Count that the kernel was told of an entry, and will `forget` it; return its attributes with an inode number.
+        None where it is not there any more."""
         with self._engine.lock:
-            folder, state = self._tree.get(self._listings[handle].ino), entry.state
+            listing = self._listings[handle]
+            folder, state = self._tree.get(listing.ino), entry.state
+            if not listing.is_fresh:
+                now = self._state_now_locked(folder, entry)
+                if now is None:
+                    return None
+                state = now
             node = folder.child(entry.name)
             is_certain = state.complete or state.content is None
             if node is None and is_certain:
@@ -221,6 +231,14 @@ class Names:
                 state = state._replace(complete=False)
             self._tree.tell(node)
             return self._nodes.attr(node, self._nodes.state_of(node) if node.draft is not None else state)
+
+    def _state_now_locked(self, folder: Node, entry: DirEntry) -> State | None:
+        if folder.is_gone:
+            return None
+        try:
+            return self._view.look(folder.key, entry.name, plain=True)
+        except Load:
+            return entry.state._replace(complete=False)
 
     def releasedir(self, handle: int) -> None:
         """Let go of a handle."""
