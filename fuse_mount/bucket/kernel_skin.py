@@ -133,9 +133,10 @@ class KernelSkin:
         that this is called in."""
         self._stale.put((parent, name))
 
-    def forget_pages(self, ino: int) -> None:
-        """Have the kernel write what it has gathered of a file: it does before it forgets the file's pages."""
-        self._notify(protocol.encode_forget_pages(ino))
+    def forget_pages(self, ino: int, offset: int = 0, size: int = 0) -> None:
+        """Have the kernel write what it has gathered of a file, or of a range of it: it does before it forgets the
+        file's pages there."""
+        self._notify(protocol.encode_forget_pages(ino, offset, size))
 
     def forget_attributes(self, ino: int) -> None:
         """Have the kernel ask for the attributes of a file again."""
@@ -556,7 +557,8 @@ class _Turn:
 
     def _read(self, _ino: int) -> Body:
         offset, size = protocol.read_arguments(self._buffer)
-        return self._do(self._files.read, protocol.opened(self._buffer), offset, size)
+        cached = not protocol.is_direct(self._buffer)
+        return self._do(self._files.read, protocol.opened(self._buffer), offset, size, cached=cached)
 
     def _write(self, ino: int) -> bytes:
         handle, (offset, _) = protocol.opened(self._buffer), protocol.read_arguments(self._buffer)
@@ -564,7 +566,12 @@ class _Turn:
         try:
             if protocol.drops_privileges(self._buffer, self._opcode):
                 self._drop_privileges(ino)
-            return protocol.write_out(self._do(self._files.write, handle, offset, data))
+            written = self._do(self._files.write, handle, offset, data)
+            if protocol.is_direct(self._buffer) and self._files.is_cached(handle):
+                # The kernel does so itself after a synchronous write, and a request does not say which it is.
+                self._step_aside()
+                self._skin.forget_pages(ino, offset, written)
+            return protocol.write_out(written)
         except (DatacacheError, OSError) as exc:
             self._step_aside()
             raise _ToldError(self._refusals.errno_of_write(handle, exc, len(data))) from exc

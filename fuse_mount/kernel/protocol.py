@@ -7,6 +7,7 @@ machine this runs on (x86-64, arm64).
 
 from __future__ import annotations
 
+import os
 import stat
 import struct
 from collections.abc import Callable
@@ -116,6 +117,7 @@ _WRITE_IN = struct.Struct("<QQII")  # fh offset size write_flags …
 _INIT_IN = struct.Struct("<IIII")  # major minor max_readahead flags …
 _INIT_OUT = struct.Struct("<IIIIHHIIHHII24x")  # major … max_pages map_alignment flags2 max_stack_depth, unused
 _OPEN_OUT = struct.Struct("<QIi")  # fh open_flags backing_id
+_IO_FLAGS = struct.Struct("<32xI")  # of a READ or WRITE: fh offset size read_flags lock_owner, flags of the open file
 _WRITE_OUT = struct.Struct("<I4x")  # size
 _OPEN_IN = struct.Struct("<II")  # flags open_flags
 _CREATE_IN = struct.Struct("<IIII")  # flags mode umask open_flags
@@ -372,6 +374,11 @@ def drops_privileges(buffer: bytearray, opcode: int) -> bool:
     return bool(_WRITE_IN.unpack_from(buffer, IN_HEADER_BYTES)[3] & _WRITE_NO_PRIVILEGES)
 
 
+def is_direct(buffer: bytearray) -> bool:
+    """Return whether a READ or WRITE goes past the kernel's pages of the file (O_DIRECT)."""
+    return bool(_IO_FLAGS.unpack_from(buffer, IN_HEADER_BYTES)[0] & os.O_DIRECT)
+
+
 def creation(buffer: bytearray, length: int) -> tuple[int, int, bytes]:
     """Return (flags, mode, name) of a CREATE, or of a TMPFILE, whose name counts for nothing."""
     flags, mode, umask, _ = _CREATE_IN.unpack_from(buffer, IN_HEADER_BYTES)
@@ -480,14 +487,14 @@ def encode_forget_attributes(ino: int) -> bytes:
     return _encode_forget(ino, offset=-1)
 
 
-def encode_forget_pages(ino: int) -> bytes:
-    """Return the notification that has the kernel write what it has gathered of a file, and forget its pages and
-    attributes."""
-    return _encode_forget(ino, offset=0)
+def encode_forget_pages(ino: int, offset: int = 0, size: int = 0) -> bytes:
+    """Return the notification that has the kernel write what it has gathered of a file, or of a range of it, and forget
+    its pages there and its attributes."""
+    return _encode_forget(ino, offset, size)
 
 
-def _encode_forget(ino: int, offset: int) -> bytes:
-    body = _NOTIFY_INODE.pack(ino, offset, 0)
+def _encode_forget(ino: int, offset: int, size: int = 0) -> bytes:
+    body = _NOTIFY_INODE.pack(ino, offset, size)
     return pack_out_header(OUT_HEADER_BYTES + len(body), NOTIFY_INVAL_INODE, 0) + body
 
 

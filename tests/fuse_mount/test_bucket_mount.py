@@ -28,6 +28,7 @@ from fuse_mount.kernel import session
 from fuse_mount.lifecycle import keeping, process
 from fuse_mount.lifecycle.state import BucketFiles
 from tests.conformance.faults import FaultProxy
+from tests.fuse_mount.asynchronous_io import write_asynchronously
 from tests.fuse_mount.directory_entries import expect_whole_from_every_place, list_on
 from tests.fuse_mount.mount_processes import (
     BucketMounter,
@@ -331,6 +332,32 @@ def test_who_writes_to_a_file_takes_its_privileges_away(mounter: BucketMounter) 
     mounter.unmount()
     mounter()
     assert mode() == 0o777
+
+
+@promise("Who reads a file sees what an asynchronous direct write has put there")
+def test_reads_after_asynchronous_direct_writes_see_what_those_wrote(mounter: BucketMounter, bucket: Path) -> None:
+    mounter(url=f"file://{bucket}")
+    path, size, enough = mounter.target / "file", 640 * 1024, threading.Event()
+    path.write_bytes(bytes(size))
+
+    def read_on() -> None:  # pages come and go while a write is on its way
+        while not enough.is_set():
+            path.read_bytes()
+
+    readers = [threading.Thread(target=read_on) for _ in range(2)]
+    for reader in readers:
+        reader.start()
+    try:
+        for number in range(1, 26):
+            content = bytes([number]) * size
+            file = os.open(path, os.O_RDWR | os.O_DIRECT)
+            write_asynchronously(file, content)
+            os.close(file)
+            assert path.read_bytes() == content, f"write {number}"
+    finally:
+        enough.set()
+        for reader in readers:
+            reader.join()
 
 
 def _facts(path: Path) -> dict[str, int]:

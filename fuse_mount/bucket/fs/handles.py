@@ -162,10 +162,17 @@ class Handles:
 
     # --- reading and writing -----------------------------------------------------------------------------------------
 
-    def read(self, handle: int, offset: int, size: int) -> bytes:
-        """Return bytes of an open file."""
+    def read(self, handle: int, offset: int, size: int, *, cached: bool = True) -> bytes:
+        """Return bytes of an open file, which the kernel keeps (`cached`) as pages of it."""
         with self._engine.lock:
-            return self._files.read(self._handles[handle].file, offset, size)
+            file = self._handles[handle].file
+            file.is_cached |= cached
+            return self._files.read(file, offset, size)
+
+    def is_cached(self, handle: int) -> bool:
+        """Return whether the kernel may have read pages of an open file since that was opened."""
+        with self._engine.lock:
+            return self._handles[handle].file.is_cached
 
     def write(self, handle: int, offset: int, data: bytes) -> int:
         """Write to an open file; return how much was written, which is all."""

@@ -204,6 +204,7 @@ class MountState:
     def _restore_file(self, node: Node, row: FileRow) -> None:
         engine, files = self._engine, self._nodes.files
         file = node.open = OpenFile(node, Attributes(*row.attributes), content_of(row.content), row.base)
+        file.is_cached = True
         file.name = Name(row.name_state)
         if row.spoiled is not None:
             file.spoiled = Spoiled(OSError(*row.spoiled))

@@ -146,6 +146,8 @@ class OpenFile:
     """Of the last change that was recorded of it."""
     uncommitted_bytes: int = 0
     """Of those that were settled, as many as the journal does not have yet; none that count as lost."""
+    is_cached: bool = False
+    """True if the kernel may have read pages of it since it was opened."""
     io: threading.Lock = field(default_factory=threading.Lock)
     """Guards the draft's bytes. Taken before the engine's lock, never the other way round (but for a try that does not
     wait)."""
