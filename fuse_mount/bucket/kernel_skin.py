@@ -423,13 +423,15 @@ class _Turn:
             mtime_ns=mtime_ns if valid & protocol.SET_MTIME else None,
             ctime_ns=asked.ctime_ns if valid & protocol.SET_CTIME else None,
             # Nothing but a time: chown(2) that leaves owner and group as they are.
-            drops_privileges=bool(valid & protocol.SET_NO_PRIVILEGES) or valid == protocol.SET_CTIME,
+            written_by=protocol.owner_of(self._buffer)
+            if valid & protocol.SET_NO_PRIVILEGES or valid == protocol.SET_CTIME
+            else None,
         )
         handle = asked.fh if valid & protocol.SET_FH else None
         return self._details(self._do(self._names.setattr, ino, changes, handle)).attr_out()
 
     def _drop_privileges(self, ino: int) -> None:
-        if self._do(self._names.drop_privileges, ino):
+        if self._do(self._names.drop_privileges, ino, **self._owner()):
             self._skin.forget_attributes(ino)  # it would tell the old mode to programs that ask for nothing else
 
     def _drop_privileges_of_user(self, ino: int) -> None:

@@ -296,8 +296,9 @@ def test_who_writes_to_a_file_takes_its_privileges_away(mounter: BucketMounter) 
     path = mounter.target / "file"
     path.write_bytes(b"bytes")
 
-    def mode_after(change: Callable[[int], object], user: int = _NOBODY) -> int:
-        path.chmod(0o6777)
+    def mode_after(change: Callable[[int], object], user: int = _NOBODY, group: int = 0, before: int = 0o6777) -> int:
+        path.chmod(before)
+        os.setegid(group)
         os.seteuid(user)
         try:
             fd = os.open(path, os.O_RDWR)
@@ -305,6 +306,7 @@ def test_who_writes_to_a_file_takes_its_privileges_away(mounter: BucketMounter) 
             os.close(fd)
         finally:
             os.seteuid(0)
+            os.setegid(0)
         return mode()
 
     def mode() -> int:  # asks the kernel for nothing else, unlike os.stat
@@ -325,6 +327,9 @@ def test_who_writes_to_a_file_takes_its_privileges_away(mounter: BucketMounter) 
     ]
     assert list(map(mode_after, changes)) == [0o777] * len(changes)
     assert mode_after(changes[0], user=0) == 0o6777
+    for change in changes:  # without the right to execute, the group's members keep it
+        assert mode_after(change, before=0o6666) == 0o2666
+        assert mode_after(change, group=_NOBODY, before=0o6666) == 0o666
     for owner in ((5, 5), (-1, -1)):
         path.chmod(0o6777)
         os.chown(path, *owner)

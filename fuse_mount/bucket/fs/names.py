@@ -54,8 +54,8 @@ class Changes(NamedTuple):
     mtime_ns: int | None = None
     ctime_ns: int | None = None
     """When the kernel saw the change; None: now. With its write-back cache it tells us late of what it has changed."""
-    drops_privileges: bool = False
-    """True where a file is to lose set-user-ID and set-group-ID: somebody writes to it, or gives it away."""
+    written_by: tuple[int, int] | None = None
+    """User and group of whoever writes to a file, or gives it away, so that it loses set-user-ID and set-group-ID."""
     xattrs: str | None = None
     """As `Attributes.xattrs`."""
 
@@ -643,11 +643,12 @@ class Names:
                 state = state._replace(attributes=attributes)
             return self._nodes.attr(node, state)
 
-    def drop_privileges(self, ino: int) -> bool:
-        """Take set-user-ID and set-group-ID from a file that somebody writes to; return whether it had them."""
+    def drop_privileges(self, ino: int, uid: int, gid: int) -> bool:
+        """Take set-user-ID and set-group-ID from a file that this user and group writes to; return whether it had
+        them."""
         with self._engine.lock:
             before = self._nodes.state_of(self._tree.get(ino)).attributes.mode
-            return self.setattr(ino, Changes(drops_privileges=True)).mode != before
+            return self.setattr(ino, Changes(written_by=(uid, gid))).mode != before
 
     def getxattr(self, ino: int, name: bytes) -> bytes:
         """Return the value of an extended attribute."""
@@ -735,8 +736,12 @@ def _changed(attributes: Attributes, changes: Changes) -> Attributes:
     mode = attributes.mode
     if changes.mode is not None:
         mode = stat.S_IFMT(mode) | stat.S_IMODE(changes.mode)
-    if changes.drops_privileges and not attributes.is_folder:
-        mode &= ~(stat.S_ISUID | (stat.S_ISGID if mode & stat.S_IXGRP else 0))
+    if changes.written_by is not None and not attributes.is_folder:
+        uid, gid = changes.written_by
+        drops_group = mode & stat.S_IXGRP or (
+            uid and gid != attributes.gid
+        )  # as setattr_should_drop_sgid of the kernel
+        mode &= ~(stat.S_ISUID | (stat.S_ISGID if drops_group else 0))
     return attributes._replace(
         mode=mode,
         uid=attributes.uid if changes.uid is None else changes.uid,
