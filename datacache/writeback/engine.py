@@ -222,9 +222,10 @@ class WriteBack:
         """Return a key's `Pending` with these, for `record`. `base` is the bucket's ETag, where nothing was pending
         yet."""
         old = self.overlay.get(key)
-        version = self.next_version()
+        with self.lock:
+            before, version = self._version, self.next_version()  # `before` is often another key's: one object for both
         if old is None:
-            return Pending(key, attributes, content, base, version, self._now(), ready, after=version - 1)
+            return Pending(key, attributes, content, base, version, self._now(), ready, after=before)
         return Pending(key, attributes, content, old.base, version, old.since, ready, old.touched, old.after)
 
     def plan_deletion(self, key: str, *, base: str) -> tuple[list[Pending], list[str]]:

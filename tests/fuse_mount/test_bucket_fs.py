@@ -333,6 +333,7 @@ def test_what_is_put_or_made_under_a_forgotten_name_has_another_inode(opened: Op
 @promise("A file keeps inode number and times when the kernel forgets it and asks again (the last 50,000)")
 def test_so_many_forgotten_names_are_remembered_and_no_more(opened: Open, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(bucket_tree, "MOST_RESTING", 10)
+    monkeypatch.setattr(bucket_tree, "_LET_GO_AT_A_TIME", 4)
     directory = opened()
     names = [f"{number}/{name}" for number in range(20) for name in ("a", "b")]
     for name in names:

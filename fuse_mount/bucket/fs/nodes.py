@@ -23,6 +23,8 @@ from fuse_mount.bucket.fs.view import FOLDER_BASE, State, View
 LONGEST_NAME = 255
 LONGEST_KEY = 1024
 """Bytes, of S3."""
+_MODES: dict[int, int] = {}
+"""One object for each st_mode, of which very many files have the same."""
 _MOST_NODES = 20_000
 """Files and folders that the kernel may know of before it is asked to forget the oldest ones."""
 
@@ -136,7 +138,7 @@ class Nodes:
         above = self.attributes(folder)
         if above.mode & stat.S_ISGID:
             gid, mode = above.gid, mode | stat.S_ISGID if stat.S_ISDIR(mode) else mode
-        return Attributes(mode, uid, gid, time.time_ns())
+        return Attributes(_MODES.setdefault(mode, mode), uid, gid, time.time_ns())
 
     def attr(self, node: Node, state: State) -> Attr:
         """Return the answer to stat(2) for a node."""
