@@ -19,15 +19,15 @@ import os
 import socket
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from datacache.core import ipc
 from datacache.core.errors import DatacacheError
 from datacache.core.logs import log_to_stderr
-from datacache.settings import load_settings
 from fuse_mount.kernel.notifier import Notifier
-from fuse_mount.lifecycle import pool, process
-from fuse_mount.lifecycle.state import BucketConfig, MountFiles
+
+if TYPE_CHECKING:
+    from fuse_mount.lifecycle import process
 
 _BUCKET_HOST_AWAY_S = 10.0
 """Less than the keeper waits for an owner (`keeper._PATIENCE_S`)."""
@@ -86,11 +86,13 @@ def _run(arguments: argparse.Namespace, report: process.Report) -> int:
         notifier = Notifier()  # before all that a server imports, which its process would keep
         from fuse_mount.bucket.held import HeldMount
         from fuse_mount.bucket.server import BucketServer
+        from fuse_mount.lifecycle.state import BucketConfig
 
         held = HeldMount.from_argument(arguments.held) if arguments.held else None
         server = BucketServer(BucketConfig.from_json(arguments.bucket_server), arguments.restarts, held, notifier)
         return server.run(report, arguments.ready_fd)
     if arguments.supervise:
+        from fuse_mount.lifecycle import pool
         from fuse_mount.lifecycle.supervisor import Supervisor
 
         os.chdir("/")
@@ -98,6 +100,7 @@ def _run(arguments: argparse.Namespace, report: process.Report) -> int:
         Supervisor(served, arguments.workers, first, alone=arguments.alone).serve()
         return 0
     if arguments.host:
+        from datacache.settings import load_settings
         from fuse_mount.lifecycle.host import MountHost
 
         return MountHost(load_settings(), arguments.ready_file).run()
@@ -110,6 +113,7 @@ def _run(arguments: argparse.Namespace, report: process.Report) -> int:
             return 0
     if arguments.bucket is not None:
         from fuse_mount.bucket.supervisor import BucketSupervisor
+        from fuse_mount.lifecycle.state import BucketConfig
 
         os.chdir("/")
         attached = not arguments.daemon and not arguments.only_if_dead  # which is started with the log
@@ -121,6 +125,10 @@ def _run(arguments: argparse.Namespace, report: process.Report) -> int:
             return 0
         supervised.serve()
         return 0
+    from datacache.settings import load_settings
+    from fuse_mount.lifecycle import pool, process
+    from fuse_mount.lifecycle.state import MountFiles
+
     home, mountpoint = load_settings().home, arguments.takeover
     former, environment = MountFiles(home, mountpoint).read(), process.environment({})
     try:
@@ -137,6 +145,9 @@ def _pass_on(arguments: argparse.Namespace) -> dict[str, Any] | None:
     host = os.environ.get("DATACACHE_MOUNT_HOST")
     if not host:
         return None
+    from fuse_mount.lifecycle import process
+    from fuse_mount.lifecycle.state import BucketConfig, MountFiles
+
     # A bucket's server stays where it is started: not beside the daemon, if the host is only being started again. A
     # snapshot's workers are followed by others at any time, and its readers wait.
     if arguments.bucket is not None:
