@@ -11,8 +11,11 @@ sentences, and a test holds the two together; readers, writers and conversions u
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Final, Literal, NamedTuple
 
+from datacache.annotations.shapes.outline import Extra, Skeleton
 from datacache.core.errors import AnnotationError, BrokenImageError
 
 
@@ -35,7 +38,7 @@ FORMATS: Final = {
     "none": Format(),
 }
 """The formats that are read; `none` where there are images alone."""
-Action = Literal["repaired", "skipped", "noted"]
+Action = Literal["repaired", "skipped", "noted", "changed"]
 
 
 class Box(NamedTuple):
@@ -53,6 +56,8 @@ class Box(NamedTuple):
     """Other attributes in the file (pose, a tool's own), sorted by name."""
     line: int = 0
     """Where in its file it begins, counted from 1; 0 where that is not known."""
+    extra: Extra | None = None
+    """An outline, keypoints and the like; None for an object that is a box alone. What has one has its box, too."""
 
 
 class Annotation(NamedTuple):
@@ -67,15 +72,18 @@ class Annotation(NamedTuple):
     """Labels of the whole image (classification), where there are any."""
     source: str = ""
     """The path of the file that said so; '' where no annotation was found for the image."""
+    captions: tuple[str, ...] = ()
+    """Sentences about the whole image."""
 
 
 class Problem(NamedTuple):
-    """One thing that was not as it should be. Under `--strict` what is repaired or skipped is an error."""
+    """One thing that was not as it should be. Under `--strict` all but what is noted is an error."""
 
     code: str
     """The kind of problem, for machines and for the table in docs/ANNOTATIONS.md: `box-outside`, `size-wrong`, …"""
     action: Action
-    """`repaired`: mended, and what was kept is right. `skipped`: left out. `noted`: kept as it is."""
+    """`repaired`: mended, and what was kept is right. `skipped`: left out. `noted`: kept as it is. `changed`: the
+    format written cannot hold it, and something like it was written. Tables store the place in this list."""
     file: str
     """The file it is in, a path in the snapshot."""
     line: int
@@ -98,6 +106,7 @@ class Draft(NamedTuple):
     boxes: tuple[Box, ...] = ()
     labels: tuple[str, ...] = ()
     line: int = 0
+    captions: tuple[str, ...] = ()
 
 
 class DraftFile(NamedTuple):
@@ -109,6 +118,10 @@ class DraftFile(NamedTuple):
     """Those that are of no image: of the whole file, or of objects whose image is not known."""
     classes: tuple[str, ...]
     """The classes' names, in the order of their ids."""
+    skeletons: Mapping[str, Skeleton] = MappingProxyType({})
+    """Of the classes that have keypoints."""
+    supercategories: Mapping[str, str] = MappingProxyType({})
+    """What classes belong to (COCO), where the file says so."""
 
 
 PROBLEMS: Final[dict[str, str]] = {

@@ -329,7 +329,7 @@ def test_a_large_file_is_written_in_pieces():
 
 
 def test_an_empty_file_is_a_file():
-    assert coco.parse(b"".join(coco.write([], [])), "f") == ([], [], ())
+    assert coco.parse(b"".join(coco.write([], [])), "f")[:3] == ([], [], ())
 
 
 texts = st.text(st.characters(codec="utf-8"), min_size=1, max_size=8)

@@ -37,6 +37,7 @@ boxes = st.builds(
     st.booleans(),
     st.lists(st.tuples(texts, texts), max_size=2).map(tuple),
     st.integers(0, 100_000),
+    st.none(),
 )
 paths = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8) | st.sampled_from(
     ["JPEGImages/a.jpg", "JPEGImages/a.png", "x/JPEGImages/b c.JPG", "\udcff.jpg", "a\0b.jpg", ".jpg", "dir/"]
@@ -69,6 +70,7 @@ def rows(draw: st.DrawFn) -> list[Row]:
             st.lists(boxes, max_size=4).map(tuple),
             st.lists(texts, max_size=2).map(tuple),
             st.just(source),
+            st.just(()),
         )
         found.append(Row(draw(st.none() | annotation), path, tuple(draw(st.lists(problems, max_size=2)))))
     return found

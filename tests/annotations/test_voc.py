@@ -692,6 +692,7 @@ written_boxes = st.builds(
     truncated=st.booleans(),
     occluded=st.booleans(),
     line=st.just(0),
+    extra=st.none(),
     attributes=st.lists(st.tuples(stripped, stripped).filter(any), max_size=3).map(lambda pairs: tuple(sorted(pairs))),
 )
 

@@ -451,7 +451,7 @@ def _parse_plain(data: bytes | memoryview, file: str, origin: int) -> Draft | No
         if pairs:
             attributes = tuple(sorted([*attributes, *_attributes(pairs)]))
         sides = low[x1], low[y1], high[x2], high[y2]
-        boxes.append(new(Box, (label, *sides, *flags, attributes, line)))
+        boxes.append(new(Box, (label, *sides, *flags, attributes, line, None)))
         end = found.end()
         line += count("\n", position, end)
         position = end

@@ -31,7 +31,7 @@ _NOTHING = Annotation("", 0, 0)
 _label_of = attrgetter("label")
 MAX_ITEMS = 50_000
 """Of boxes and problems in a details blob; those of one image are never split."""
-_NO_BOXES: tuple[tuple[()], ...] = ((),) * 10
+_NO_BOXES: tuple[tuple[()], ...] = ((),) * len(Box._fields)
 _FLAGS = tuple([bool(bits & bit) for bits in range(8)] for bit in (1, 2, 4))
 _ACTIONS: tuple[Action, ...] = get_args(Action)
 _box = partial(tuple.__new__, Box)
@@ -177,7 +177,7 @@ def encode_details(rows: Sequence[Row]) -> list[bytes]:
 def _encode_details(rows: Sequence[Row], ids: dict[str, int]) -> bytes:
     annotations = [row.annotation or _NOTHING for row in rows]
     boxes = [box for annotation in annotations for box in annotation.boxes]
-    labels, x1, y1, x2, y2, difficult, truncated, occluded, attributes, lines = (
+    labels, x1, y1, x2, y2, difficult, truncated, occluded, attributes, lines, _extras = (
         zip(*boxes, strict=True) if boxes else _NO_BOXES
     )
     out = ColumnWriter(_DETAILS_MAGIC, len(rows))
@@ -280,6 +280,7 @@ class _Details:
             *(map(known.__getitem__, flags) for known in _FLAGS),
             map(kinds.__getitem__, columns.numbers(12, count)),
             columns.numbers(8, count),
+            repeat(None, count),
             strict=True,
         )
         boxes = list(map(_box, each))

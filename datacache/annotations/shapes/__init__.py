@@ -1,0 +1,1 @@
+"""Shapes of objects beyond the box: their values, masks, and geometry."""
