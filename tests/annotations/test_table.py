@@ -14,14 +14,17 @@ from hypothesis import strategies as st
 
 from datacache.annotations.model import Action, Annotation, Box, Problem
 from datacache.annotations.query import Query, find
+from datacache.annotations.shapes.outline import Extra, Mask, Polygon, Rotated, pack
 from datacache.annotations.table import ranges as table_details
 from datacache.annotations.table.ranges import Row
+from datacache.annotations.table.shapes import SHAPED
 from datacache.annotations.table.table import EncodedRange, ImageSummary, Table, TableBuilder, encode_range
 from datacache.core.errors import CatalogError, CorruptManifestError
 from datacache.manifest import codec
 from datacache.manifest import codec as blobtree
 from datacache.manifest.model import BlobId
-from tests.annotations.tables import Blobs, box, broken, build, encoded, image
+from tests.annotations.shapes import any_extra
+from tests.annotations.tables import Blobs, box, broken, build, encoded, image, ranges
 
 texts = st.text(max_size=6) | st.sampled_from(["no_mask", "mit Maske", "戴口罩", "\ud800", "a\0b", "\udcff"])
 numbers = st.integers(0, 3000).map(float) | st.floats(0, 1e9) | st.sampled_from([0.1, 1e-300, 2.0**33, math.pi])
@@ -37,7 +40,7 @@ boxes = st.builds(
     st.booleans(),
     st.lists(st.tuples(texts, texts), max_size=2).map(tuple),
     st.integers(0, 100_000),
-    st.none(),
+    st.none() | any_extra,
 )
 paths = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8) | st.sampled_from(
     ["JPEGImages/a.jpg", "JPEGImages/a.png", "x/JPEGImages/b c.JPG", "\udcff.jpg", "a\0b.jpg", ".jpg", "dir/"]
@@ -70,7 +73,7 @@ def rows(draw: st.DrawFn) -> list[Row]:
             st.lists(boxes, max_size=4).map(tuple),
             st.lists(texts, max_size=2).map(tuple),
             st.just(source),
-            st.just(()),
+            st.just(()) | st.lists(texts, max_size=2).map(tuple),
         )
         found.append(Row(draw(st.none() | annotation), path, tuple(draw(st.lists(problems, max_size=2)))))
     return found
@@ -92,6 +95,9 @@ def test_all_that_is_put_in_comes_out_again(given_rows, loose):
     assert list(images_with(table)) == [
         ImageSummary(a.path, a.width, a.height, len(a.boxes), _counts(a)) for a in found
     ]
+    for (_, summary), part in zip(table.summaries(), ranges(given_rows), strict=True):
+        for name in SHAPED:
+            assert list(summary.shaped(name)) == [_shaped(row.annotation, name) for row in part]
     for label, total in table.labels.items():
         having = [a for a in found if label in _counts(a)]
         assert (total.images, total.boxes) == (len(having), sum(_counts(a)[label] for a in having))
@@ -101,6 +107,33 @@ def test_all_that_is_put_in_comes_out_again(given_rows, loose):
         len(found),
         sum(len(a.boxes) for a in found),
     )
+
+
+def _shaped(annotation: Annotation | None, name: str) -> int:
+    extras = [box.extra for box in annotation.boxes if box.extra] if annotation else []
+    outlines = [extra.outline for extra in extras]
+    if name == "vertices":
+        lines = [
+            o.points if isinstance(o, Polygon) else o.corners for o in outlines if isinstance(o, Polygon | Rotated)
+        ]
+        return sum(map(len, lines)) // 16
+    if name == "keypoints":
+        return sum(seen > 0 for extra in extras if extra.keypoints for seen in extra.keypoints.visible)
+    return sum(isinstance(o, {"polygons": Polygon, "masks": Mask, "rotated": Rotated}[name]) for o in outlines)
+
+
+def test_many_points_make_several_blobs_and_decimals_make_small_ones() -> None:
+    chance = random.Random(7)
+    row = [
+        image(
+            f"{n:03}.jpg", box("a", extra=Extra(Polygon(pack(round(chance.uniform(0, 640), 2) for _ in range(20_000)))))
+        )
+        for n in range(60)
+    ]
+    parts = table_details.encode_details(row)
+    assert [len(part) < 4 * 2**20 for part in parts] == [True, True]
+    summary = table_details.Summary(table_details.encode_summary(row))
+    assert list(table_details.decode_details(parts, summary)) == row
 
 
 def _counts(annotation: Annotation) -> dict[str, int]:

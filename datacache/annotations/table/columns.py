@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _HEAD = struct.Struct("<4sI")
 _COLUMN = struct.Struct("<BI")
-_ZEROS, _FLOATS = 0, 9
+_ZEROS, _FLOATS, _WORDS = 0, 9, 16
 _WIDTHS = {1: "B", 2: "H", 4: "I", 8: "Q"}
 """Mode → type code: the mode is the width in bytes."""
 _MOST_WITHOUT_BYTES = 2**20
@@ -48,6 +48,13 @@ class ColumnWriter:
         """Doubles, exactly. First all lowest bytes, then all second ones, …: that is what zstd can make smaller."""
         raw = _bytes_of(values)
         self._put(_FLOATS, b"".join([raw[n::8] for n in range(8)]))
+
+    def words(self, values: NDArray[np.uint64]) -> None:
+        """Whole numbers as in `numbers`, from an array, and the bytes in the order of `floats`."""
+        top = int(values.max(initial=0))
+        width = next(width for width in _WIDTHS if top < 1 << 8 * width)
+        raw = values.astype(f"<u{width}").view("u1").reshape(-1, width)
+        self._put(_WORDS + width, raw.T.tobytes())
 
     def texts(self, values: Sequence[str], *, errors: str = "surrogatepass") -> None:
         """Texts; with `surrogatepass` any `str` comes back as it was."""
@@ -112,6 +119,17 @@ class ColumnReader:
             raw[n::8] = data[n * count : (n + 1) * count]
         return _array_of("d", raw)
 
+    def words(self, column: int, count: int) -> NDArray[np.uint64]:
+        """The `count` numbers of a column that `ColumnWriter.words` made."""
+        import numpy as np
+
+        mode, data = self._column(column)
+        width = mode - _WORDS
+        if width not in _WIDTHS or len(data) != width * count:
+            raise CorruptManifestError(f"column {column} of the annotation table is damaged")
+        raw = np.frombuffer(data, "u1").reshape(width, count)
+        return np.ascontiguousarray(raw.T).view(f"<u{width}").ravel().astype(np.uint64)
+
     def raw(self, column: int, count: int) -> list[bytes]:
         """The `count` byte strings of a column and the next."""
         lengths = self.numbers(column, count)
@@ -126,6 +144,10 @@ class ColumnReader:
             return [value.decode("utf-8", "surrogatepass") for value in self.raw(column, count)]
         except UnicodeDecodeError as exc:
             raise CorruptManifestError(f"column {column} of the annotation table is damaged") from exc
+
+    def has(self, column: int) -> bool:
+        """Tell whether there are that many columns."""
+        return column < len(self._columns)
 
     def is_floats(self, column: int) -> bool:
         """Tell whether a column holds doubles."""

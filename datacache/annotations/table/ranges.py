@@ -11,13 +11,15 @@ from __future__ import annotations
 import json
 from array import array
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import accumulate, chain, pairwise, repeat
 from operator import add, attrgetter, sub
 from typing import TYPE_CHECKING, NamedTuple, get_args
 
 from datacache.annotations.model import Action, Annotation, Box, Problem
+from datacache.annotations.shapes.outline import Extra
+from datacache.annotations.table import shapes
 from datacache.annotations.table.columns import ColumnReader, ColumnWriter, as_float64
 from datacache.core.errors import CorruptManifestError
 
@@ -30,7 +32,9 @@ ANNOTATED, BARE, UNUSABLE = range(3)
 _NOTHING = Annotation("", 0, 0)
 _label_of = attrgetter("label")
 MAX_ITEMS = 50_000
-"""Of boxes and problems in a details blob; those of one image are never split."""
+"""Of boxes and problems in a details blob, outlines by their size; those of one image are never split."""
+_SUMMARY_COLUMNS, _DETAILS_COLUMNS = 17, 26
+"""Of sets that have boxes alone; what `shapes` writes comes after them."""
 _NO_BOXES: tuple[tuple[()], ...] = ((),) * len(Box._fields)
 _FLAGS = tuple([bool(bits & bit) for bits in range(8)] for bit in (1, 2, 4))
 _ACTIONS: tuple[Action, ...] = get_args(Action)
@@ -77,6 +81,8 @@ def encode_summary(rows: Sequence[Row]) -> bytes:
     out.numbers([boxes[pair] for pair in pairs])
     out.numbers([difficult[pair] for pair in pairs])
     out.numbers([pair in of_image for pair in pairs])
+    if any(map(shapes.has_more, annotations)):
+        shapes.put_counts(out, annotations)
     return out.finish()
 
 
@@ -123,6 +129,11 @@ class Summary:
         """Return the number of boxes of each image that are `difficult`, `truncated` or `occluded`."""
         return self._columns.numbers({"difficult": 6, "truncated": 7, "occluded": 8}[flag], self.rows)
 
+    def shaped(self, name: str) -> Sequence[int]:
+        """Return one of the numbers `shapes.SHAPED` of each image."""
+        column = _SUMMARY_COLUMNS + shapes.SHAPED.index(name)
+        return self._columns.numbers(column, self.rows) if self._columns.has(column) else bytes(self.rows)
+
     def of_label(self, label: str) -> Iterator[tuple[int, int]]:
         """Yield (row, boxes) of the images that have the label; 0 boxes: it is a label of the whole image only."""
         at = self._slice(label)
@@ -165,7 +176,9 @@ def encode_details(rows: Sequence[Row]) -> list[bytes]:
     ids = {label: n for n, label in enumerate(range_labels(rows))}
     parts, part, items = [], list[Row](), 0
     for row in rows:
-        size = len(row.problems) + (len(row.annotation.boxes) if row.annotation else 0)
+        size = len(row.problems)
+        if row.annotation:
+            size += len(row.annotation.boxes) + shapes.items(row.annotation)
         if part and items + size > MAX_ITEMS:
             parts.append(_encode_details(part, ids))
             part, items = [], 0
@@ -177,7 +190,7 @@ def encode_details(rows: Sequence[Row]) -> list[bytes]:
 def _encode_details(rows: Sequence[Row], ids: dict[str, int]) -> bytes:
     annotations = [row.annotation or _NOTHING for row in rows]
     boxes = [box for annotation in annotations for box in annotation.boxes]
-    labels, x1, y1, x2, y2, difficult, truncated, occluded, attributes, lines, _extras = (
+    labels, x1, y1, x2, y2, difficult, truncated, occluded, attributes, lines, extras = (
         zip(*boxes, strict=True) if boxes else _NO_BOXES
     )
     out = ColumnWriter(_DETAILS_MAGIC, len(rows))
@@ -200,6 +213,9 @@ def _encode_details(rows: Sequence[Row], ids: dict[str, int]) -> bytes:
     out.numbers([ids[label] for annotation in annotations for label in annotation.labels])
     out.numbers([len(row.problems) for row in rows])
     _put_problems(out, [(problem, row.path) for row in rows for problem in row.problems])
+    captions = [annotation.captions for annotation in annotations]
+    if any(extras) or any(captions):
+        shapes.put_extras(out, extras, captions)
     return out.finish()
 
 
@@ -212,9 +228,12 @@ def decode_details(parts: Sequence[bytes], summary: Summary) -> Iterator[Row]:
         for raw in parts:
             details = _Details(raw, objects[row:], labels)
             mine = paths[row : row + details.rows]
-            for source, boxes, of_image, problems in details.decode(mine):
+            for source, boxes, of_image, problems, captions in details.decode(mine):
                 path, state, width, height = next(columns)
-                found = None if state == UNUSABLE else Annotation(path, width, height, boxes, of_image, source)
+                if state == UNUSABLE:
+                    found = None
+                else:
+                    found = Annotation(path, width, height, boxes, of_image, source, captions)
                 yield Row(found, path, problems)
             row += details.rows
     except (IndexError, ValueError, StopIteration) as exc:
@@ -268,19 +287,23 @@ class _Details:
 
     def decode(
         self, paths: Sequence[str]
-    ) -> Iterator[tuple[str, tuple[Box, ...], tuple[str, ...], tuple[Problem, ...]]]:
-        """Yield source, boxes, labels of the whole image and problems, image by image."""
+    ) -> Iterator[tuple[str, tuple[Box, ...], tuple[str, ...], tuple[Problem, ...], tuple[str, ...]]]:
+        """Yield source, boxes, labels of the whole image, problems and captions, image by image."""
         columns, count, labels = self._columns, self._boxes, self._labels
         flags = columns.numbers(7, count)
         kind_count = columns.numbers(9, 1)[0]
         kinds = [tuple(map(tuple, json.loads(text))) for text in columns.texts(10, kind_count)]
+        extras: Iterable[Extra | None] = repeat(None, count)
+        captions: Iterable[tuple[str, ...]] = repeat((), self.rows)
+        if columns.has(_DETAILS_COLUMNS):
+            extras, captions = shapes.get_extras(columns, _DETAILS_COLUMNS, count, self.rows)
         each = zip(
             map(labels.__getitem__, columns.numbers(2, count)),
             *self.coordinates(),
             *(map(known.__getitem__, flags) for known in _FLAGS),
             map(kinds.__getitem__, columns.numbers(12, count)),
             columns.numbers(8, count),
-            repeat(None, count),
+            extras,
             strict=True,
         )
         boxes = list(map(_box, each))
@@ -294,6 +317,7 @@ class _Details:
             _split(boxes, self._objects),
             _split(of_images, label_counts),
             _split(problems, problem_counts),
+            captions,
             strict=True,
         )
 

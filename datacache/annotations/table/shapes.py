@@ -1,0 +1,254 @@
+"""The columns of a table that only objects with more than a box have: outlines, keypoints, tracks, scores, captions.
+
+They follow the columns of `ranges`, and are there only where a row has any of it, so sets of boxes have the bytes they
+always had. Points are one column a coordinate for all objects of a blob: whole numbers of the largest unit (1, 0.1, …
+down to a millionth) that gives every double back to the last bit, as differences from point to point; else doubles.
+NumPy is imported where there are points. Used by `ranges`. Pure functions, any thread.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, Final
+
+from datacache.annotations.model import Annotation
+from datacache.annotations.shapes.outline import (
+    POINT_BYTES,
+    Extra,
+    Keypoints,
+    Mask,
+    Outline,
+    Polygon,
+    Rotated,
+    ring_ends,
+)
+from datacache.annotations.table.columns import ColumnReader, ColumnWriter
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+_NONE, _POLYGON, _MASK, _ROTATED = range(4)
+_LISTED: Final = 4
+_DOUBLES: Final = 7
+_UNITS: Final = tuple(10.0**digits for digits in range(_DOUBLES))
+_TOP: Final = 2.0**52
+_POINTS_AN_ITEM, _MASK_BYTES_AN_ITEM = 10, 80
+SHAPED: Final = ("polygons", "masks", "rotated", "vertices", "keypoints")
+"""The columns of a summary: outlines by kind, points of polygons and rotated boxes, visible keypoints."""
+
+
+def has_more(annotation: Annotation) -> bool:
+    """Tell whether an image has anything that these columns hold."""
+    return bool(annotation.captions) or any(box.extra for box in annotation.boxes)
+
+
+def items(annotation: Annotation) -> int:
+    """Return the size of all extras in items of a blob (a box is one): it bounds a blob's bytes, not only its rows."""
+    points = masks = 0
+    for box in annotation.boxes:
+        if box.extra:
+            outline, keypoints = box.extra.outline, box.extra.keypoints
+            if isinstance(outline, Mask):
+                masks += len(outline.counts)
+            elif outline is not None:
+                points += len(_points(outline))
+            points += len(keypoints.points) if keypoints else 0
+    return points // (POINT_BYTES * _POINTS_AN_ITEM) + masks // _MASK_BYTES_AN_ITEM
+
+
+def put_counts(out: ColumnWriter, annotations: Sequence[Annotation]) -> None:
+    """Write the columns of a summary (`SHAPED`)."""
+    columns: list[list[int]] = [[0] * len(annotations) for _ in SHAPED]
+    polygons, masks, rotated, vertices, keypoints = columns
+    for n, annotation in enumerate(annotations):
+        for box in annotation.boxes:
+            extra = box.extra
+            if extra is None:
+                continue
+            outline = extra.outline
+            if isinstance(outline, Mask):
+                masks[n] += 1
+            elif outline is not None:
+                (polygons if isinstance(outline, Polygon) else rotated)[n] += 1
+                vertices[n] += len(_points(outline)) // POINT_BYTES
+            if extra.keypoints:
+                keypoints[n] += len(extra.keypoints.visible) - extra.keypoints.visible.count(0)
+    for column in columns:
+        out.numbers(column)
+
+
+def put_extras(out: ColumnWriter, extras: Sequence[Extra | None], captions: Sequence[tuple[str, ...]]) -> None:
+    """Write the columns of a details blob: `extras` box by box, `captions` image by image."""
+    at = [n for n, extra in enumerate(extras) if extra]
+    found = [extra for extra in extras if extra]
+    outlines = [extra.outline for extra in found]
+    polygons = [outline for outline in outlines if isinstance(outline, Polygon)]
+    masks = [outline for outline in outlines if isinstance(outline, Mask)]
+    poses = [extra.keypoints for extra in found if extra.keypoints is not None]
+    out.numbers([len(found)])
+    out.numbers([b - a for a, b in pairwise((0, *at))])
+    out.numbers([_kind(outline) for outline in outlines])
+    ends = [ring_ends(polygon) for polygon in polygons]
+    out.numbers([len(each) for each in ends])
+    out.numbers([b - a for each in ends for a, b in pairwise((0, *each))])
+    out.numbers(
+        [polygon.holes >> n & 1 for polygon, each in zip(polygons, ends, strict=True) for n in range(len(each))]
+    )
+    out.numbers([mask.width for mask in masks])
+    out.numbers([mask.height for mask in masks])
+    out.raw([mask.counts for mask in masks])
+    out.numbers([0 if extra.keypoints is None else len(extra.keypoints.visible) + 1 for extra in found])
+    out.numbers(b"".join(pose.visible for pose in poses))
+    points = [_points(outline) for outline in outlines if outline is not None and not isinstance(outline, Mask)]
+    _put_points(out, b"".join([*points, *(pose.points for pose in poses)]))
+    out.numbers([extra.track + 1 for extra in found])
+    out.numbers([extra.group + 1 for extra in found])
+    for values in ([extra.score for extra in found], [extra.area for extra in found]):
+        out.numbers([value is not None for value in values])
+        out.floats(array("d", [value for value in values if value is not None]))
+    authors = {author: n for n, author in enumerate(dict.fromkeys(("", *(extra.author for extra in found))))}
+    out.numbers([len(authors)])
+    out.texts(list(authors))
+    out.numbers([authors[extra.author] for extra in found])
+    out.numbers([len(each) for each in captions])
+    out.texts([caption for each in captions for caption in each])
+
+
+def get_extras(
+    columns: ColumnReader, first: int, boxes: int, rows: int
+) -> tuple[list[Extra | None], Iterator[tuple[str, ...]]]:
+    """Read what `put_extras` wrote from column `first` on: the extras of all boxes, and the captions of each image."""
+    at = iter(range(first, first + 99))
+
+    def numbers(count: int) -> Sequence[int]:
+        return columns.numbers(next(at), count)
+
+    count = numbers(1)[0]
+    places = accumulate(numbers(count))
+    kinds = numbers(count)
+    ring_counts = numbers(sum(kind & 3 == _POLYGON for kind in kinds))
+    sizes, holes = (numbers(sum(ring_counts)) for _ in range(2))
+    mask_count = sum(kind & 3 == _MASK for kind in kinds)
+    widths, heights = (numbers(mask_count) for _ in range(2))
+    counts = columns.raw(next(at), mask_count)
+    next(at)
+    pose_sizes = numbers(count)
+    visible = bytes(numbers(sum(size - 1 for size in pose_sizes if size)))
+    outline_points = sum(sizes) + 4 * sum(kind & 3 == _ROTATED for kind in kinds)
+    points = memoryview(_get_points(columns, at, outline_points + len(visible)))
+    tracks, groups = (numbers(count) for _ in range(2))
+    given: list[list[float | None]] = []
+    for _ in range(2):
+        present = numbers(count)
+        values = iter(columns.floats(next(at), sum(present)))
+        given.append([next(values) if there else None for there in present])
+    author_count = numbers(1)[0]
+    authors = columns.texts(next(at), author_count)
+    next(at)
+    author_ids = numbers(count)
+    caption_counts = numbers(rows)
+    captions = columns.texts(next(at), sum(caption_counts))
+
+    # The parts of each object, from where the one before ended.
+    rings = iter(zip(sizes, holes, strict=True))
+    mask = iter(zip(counts, widths, heights, strict=True))
+    ring_count = iter(ring_counts)
+    point, key = 0, 0
+
+    def taken(number: int) -> bytes:
+        nonlocal point
+        start, point = point, point + number
+        return bytes(points[start * POINT_BYTES : point * POINT_BYTES])
+
+    def outline(kind: int) -> Outline | None:
+        if kind == _POLYGON:
+            mine = [next(rings) for _ in range(next(ring_count))]
+            ends = tuple(accumulate(size for size, _ in mine))
+            bits = sum(hole << n for n, (_, hole) in enumerate(mine))
+            return Polygon(taken(ends[-1]), ends if len(ends) > 1 else (), bits)
+        if kind & 3 == _MASK:
+            return Mask(*next(mask), bool(kind & _LISTED))
+        return Rotated(taken(4)) if kind == _ROTATED else None
+
+    extras: list[Extra | None] = [None] * boxes
+    for place, kind, size, track, group, score, area, author in zip(
+        places, kinds, pose_sizes, tracks, groups, *given, author_ids, strict=True
+    ):
+        shape = outline(kind)
+        keypoints = None
+        if size:
+            start, key = key, key + size - 1
+            behind = points[(outline_points + start) * POINT_BYTES : (outline_points + key) * POINT_BYTES]
+            keypoints = Keypoints(bytes(behind), visible[start:key])
+        extras[place] = Extra(shape, keypoints, track - 1, group - 1, score, authors[author], area)
+    of_images = (tuple(captions[a:b]) for a, b in pairwise(accumulate(caption_counts, initial=0)))
+    return extras, of_images
+
+
+def _points(outline: Polygon | Rotated) -> bytes:
+    return outline.points if isinstance(outline, Polygon) else outline.corners
+
+
+def _kind(outline: Outline | None) -> int:
+    if isinstance(outline, Mask):
+        return _MASK + _LISTED * outline.listed
+    return _NONE if outline is None else _POLYGON if isinstance(outline, Polygon) else _ROTATED
+
+
+def _put_points(out: ColumnWriter, points: bytes) -> None:
+    if not points:
+        out.numbers([0])
+        return
+    import numpy as np
+
+    values = np.frombuffer(points).reshape(-1, 2)
+    digits, whole = _whole(values)
+    out.numbers([digits])
+    for n in range(2):
+        if whole is None:
+            out.floats(array("d", values[:, n].tobytes()))
+        else:
+            steps = np.diff(whole[:, n], prepend=0)
+            out.words((steps << 1 ^ steps >> 63).view(np.uint64))
+
+
+def _get_points(columns: ColumnReader, at: Iterator[int], count: int) -> bytes:
+    digits = columns.numbers(next(at), 1)[0]
+    if not count:
+        return b""
+    import numpy as np
+
+    values = np.empty((count, 2))
+    for n in range(2):
+        if digits == _DOUBLES:
+            values[:, n] = columns.floats(next(at), count)
+        else:
+            words = columns.words(next(at), count)
+            steps = (words >> np.uint64(1)).view(np.int64) ^ -(words & np.uint64(1)).view(np.int64)
+            values[:, n] = steps.cumsum() / _UNITS[digits]
+    return values.tobytes()
+
+
+def _whole(values: NDArray[np.float64]) -> tuple[int, NDArray[np.int64] | None]:
+    """Return the number of decimals and the values as whole numbers of that unit; None where no unit gives each value
+    back, bit by bit."""
+    import numpy as np
+
+    for digits, unit in enumerate(_UNITS):
+        if all(_fits(part, unit) for part in (values[:32], values)):
+            return digits, np.rint(values * unit).astype(np.int64)
+    return _DOUBLES, None
+
+
+def _fits(values: NDArray[np.float64], unit: float) -> bool:
+    import numpy as np
+
+    with np.errstate(over="ignore", invalid="ignore"):
+        scaled = np.rint(values * unit)
+        if not (np.abs(scaled) < _TOP).all():  # nan is in no order
+            return False
+    again = scaled.astype(np.int64) / unit
+    return bool((again.view(np.int64) == np.ascontiguousarray(values).view(np.int64)).all())
