@@ -44,7 +44,7 @@ def check(
         width, height = header.displayed_width, header.displayed_height
         if header.orientation != 1 or draft.width != width or draft.height != height:
             boxes = _oriented(draft, header, path, problems, sized=sized)
-    if len({box[:5] for box in boxes}) != len(boxes):
+    if len({box[:5] for box in boxes}) != len(boxes) and len(set(map(same_object, boxes))) != len(boxes):
         problems.append(_repeated(boxes, draft.file))
     slack_x = SLACK_PX + SLACK_RELATIVE * width
     slack_y = SLACK_PX + SLACK_RELATIVE * height
@@ -58,7 +58,7 @@ def check(
             boxes = tuple(box for box in kept if box is not None)
             break
     labels = draft.labels and _checked_labels(draft, problems)
-    return Annotation(path, width, height, boxes, labels, draft.file), problems
+    return Annotation(path, width, height, boxes, labels, draft.file, draft.captions), problems
 
 
 @lru_cache(maxsize=1024)
@@ -76,6 +76,11 @@ def clean_label(label: str) -> str:
 _CONTROLS: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _UNWRITABLE: Final = re.compile("[\ud800-\udfff\ufffe\uffff]")
 _AROUND: Final = re.compile(r"\A[\s\u200b\u2060\ufeff]++|(?<![\s\u200b\u2060\ufeff])[\s\u200b\u2060\ufeff]++\Z")
+
+
+def same_object(box: Box) -> tuple[object, ...]:
+    """Return what two descriptions of one object have in common: the box, and the outline where there is one."""
+    return box[:5] if box.extra is None else (*box[:5], box.extra.outline, box.extra.keypoints)
 
 
 def displayed(box: Box, orientation: int, width: int, height: int) -> Box:
@@ -190,8 +195,8 @@ def _checked_labels(draft: Draft, problems: list[Problem]) -> tuple[str, ...]:
 def _repeated(boxes: tuple[Box, ...], file: str) -> Problem:
     """Name the first box that is there again."""
     first: dict[tuple[object, ...], Box] = {}
-    again = [box for box in boxes if first.setdefault(box[:5], box) is not box]
-    before = first[again[0][:5]].line
+    again = [box for box in boxes if first.setdefault(same_object(box), box) is not box]
+    before = first[same_object(again[0])].line
     message = f"the same box as in line {before}; both are kept" if before else "the same box twice; both are kept"
     if len(again) > 1:
         message += f", and so are {len(again) - 1:,} more that are there several times"

@@ -259,20 +259,17 @@ class _Seen:
 
     def counts(self, *, sure: bool) -> dict[str, int]:
         """Return how many files there are of each format; `sure` where their content was looked at, too."""
-        return {
-            "voc": self.xml.count if not sure or self._has_voc() else 0,
-            "yolo": self._labels if not sure or self._has_yolo() else 0,
-            "coco": len(self._coco()),
-            "keras-yolo3": len(self._keras),
-        }
+        lists = {name: len(find(self)) for name, find in _LISTS.items()}
+        files = {name: count if not sure or look(self) else 0 for name, (count, look) in self._files().items()}
+        return {name: (lists | files)[name] for name in FORMATS if name != "none"}
 
     def layout(self, format: str) -> Layout:
         """Return all that is known, as far as it concerns a format."""
-        lists = self._coco() if format == "coco" else self._keras if format == "keras-yolo3" else []
+        lists = _LISTS[format](self) if format in _LISTS else []
         return Layout(
             format=format,
             images=self.images,
-            annotation_files={"voc": self.xml.count, "yolo": self._labels}.get(format, len(lists)),
+            annotation_files=len(lists) if format not in self._files() else self._files()[format][0],
             lists=tuple(lists),
             data_yamls=self._data_yamls() if format == "yolo" else (),
             class_lists=_nearest(self.class_lists),
@@ -306,6 +303,13 @@ class _Seen:
         elif extension in (b".yaml", b".yml"):
             _keep(self.yamls, path)
 
+    def _files(self) -> dict[str, tuple[int, Callable[[_Seen], bool]]]:
+        """Return, for each format with a file an image, how many there may be and how to look whether they are."""
+        return {
+            "voc": (self.xml.count, _Seen._has_voc),
+            "yolo": (self._labels, _Seen._has_yolo),
+        }
+
     def _has_voc(self) -> bool:
         sample = self.xml.paths
         return any(self._images_of(path) for path in sample) or any(_VOC.search(self._head(p)) for p in sample[:_FEW])
@@ -317,12 +321,17 @@ class _Seen:
         kinds = {self._kind(path) for path in (paired or sample)[:_FEW]}
         return "yolo" in kinds or (bool(paired) and kinds == {"empty"})
 
-    def _coco(self) -> list[bytes]:
+    def coco(self) -> list[bytes]:
+        """Return COCO's files."""
         complete = len(self.json.paths) == self.json.count
         candidates = sorted({*(self.json.paths if complete else ()), *self.coco_names})
         found = [path for path in candidates if not self._images_of(path) and _COCO.search(self._head(path))]
         # The original's captions and panoptic masks say nothing that its instances do not.
         return [path for path in found if not _OTHER_COCO.match(path.lower().rpartition(b"/")[2])] or found
+
+    def keras_yolo(self) -> list[bytes]:
+        """Return keras-yolo3's lists."""
+        return self._keras
 
     def _data_yamls(self) -> tuple[bytes, ...]:
         """Return those nearest to the root, and others in whose folders, or below them, labels lie."""
@@ -351,6 +360,13 @@ class _Seen:
         if kind is None:
             kind = self._kinds[path] = _text_kind(self._read(path))
         return kind
+
+
+_LISTS: Final[dict[str, Callable[[_Seen], list[bytes]]]] = {
+    "coco": _Seen.coco,
+    "keras-yolo3": _Seen.keras_yolo,
+}
+"""Format → its files, for those that speak of many images."""
 
 
 def _keep(kept: list[bytes], path: bytes) -> None:

@@ -31,11 +31,11 @@ class Format(NamedTuple):
 
 
 FORMATS: Final = {
-    "voc": Format(b".xml", sized=True),
-    "yolo": Format(b".txt", numbered=True),
     "coco": Format(sized=True),
     "keras-yolo3": Format(numbered=True),
     "none": Format(),
+    "voc": Format(b".xml", sized=True),
+    "yolo": Format(b".txt", numbered=True),
 }
 """The formats that are read; `none` where there are images alone."""
 Action = Literal["repaired", "skipped", "noted", "changed"]

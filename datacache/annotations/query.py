@@ -18,6 +18,7 @@ import ast
 import heapq
 import re
 import warnings
+from array import array
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from fnmatch import translate
@@ -26,6 +27,7 @@ from math import nan
 from typing import Any, Final, NamedTuple
 
 from datacache.annotations.model import Annotation, Box
+from datacache.annotations.shapes.outline import Mask, Polygon, Rotated, unpack
 from datacache.annotations.table.columns import as_float64
 from datacache.annotations.table.ranges import ANNOTATED, UNUSABLE, Row, Summary, box_sizes
 from datacache.annotations.table.table import ImageSummary, Table
@@ -488,6 +490,8 @@ def _same(a: Annotation | None, b: Annotation | None) -> bool:
         return a is b
     if (a.width, a.height, sorted(a.labels), len(a.boxes)) != (b.width, b.height, sorted(b.labels), len(b.boxes)):
         return False
+    if sorted(a.captions) != sorted(b.captions):
+        return False
     return all(map(_alike, sorted(a.boxes, key=_order), sorted(b.boxes, key=_order)))
 
 
@@ -496,9 +500,24 @@ def _order(box: Box) -> tuple[str, float, float, float, float]:
 
 
 def _alike(a: Box, b: Box) -> bool:
-    return (a.label, a[5:9]) == (b.label, b[5:9]) and all(
-        abs(p - q) <= _SLACK_PX for p, q in zip(a[1:5], b[1:5], strict=True)
+    return (a.label, a[5:9], _but_points(a)) == (b.label, b[5:9], _but_points(b)) and all(
+        abs(p - q) <= _SLACK_PX for p, q in zip((*a[1:5], *_points(a)), (*b[1:5], *_points(b)), strict=True)
     )
+
+
+def _but_points(box: Box) -> tuple[object, ...] | None:
+    """Return what must be equal of an extra: all but its points, of which their number."""
+    if box.extra is None:
+        return None
+    outline, keypoints = box.extra.outline, box.extra.keypoints
+    shape = outline if isinstance(outline, Mask) else outline and (type(outline), len(outline[0]), *outline[1:])
+    return shape, keypoints and keypoints.visible, *box.extra[2:]
+
+
+def _points(box: Box) -> array[float]:
+    outline, keypoints = (None, None) if box.extra is None else box.extra[:2]
+    lines = outline[0] if isinstance(outline, Polygon | Rotated) else b""
+    return unpack(lines + (keypoints.points if keypoints else b""))
 
 
 def _key(row: Row) -> bytes:

@@ -305,7 +305,11 @@ class _Reader:
             return draft
         listed, found = item.draft
         problems += found
-        return listed if draft is None else draft._replace(labels=draft.labels + listed.labels)
+        return (
+            listed
+            if draft is None
+            else draft._replace(labels=draft.labels + listed.labels, captions=draft.captions + listed.captions)
+        )
 
     def _parsed(self, item: Item, raw: Data, header: ImageHeader | None, problems: list[Problem]) -> Draft | None:
         """Read what the image's own file says."""

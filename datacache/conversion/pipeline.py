@@ -25,7 +25,7 @@ from datacache.catalog.objects import NewFiles, ObjectWriter
 from datacache.conversion.index import Annotations, Reading, with_entries
 from datacache.conversion.model import Image, Report, Splits, stem
 from datacache.conversion.operations import Operations
-from datacache.conversion.targets import TARGETS, Target
+from datacache.conversion.targets import TARGETS, About, Target
 from datacache.core.counters import count
 from datacache.core.errors import BrokenImageError, ConversionError, UsageError
 from datacache.manifest.builder import ManifestBuilder, sorted_entries
@@ -111,7 +111,7 @@ def run(
             problems=report.problems,
             hint=f"It has {', '.join(sorted(found)[:_SHOWN])}{' and more' if len(found) > _SHOWN else ''}.",
         )
-    target = TARGETS[plan.to](order, splits.names, plan.reading.origin)
+    target = TARGETS[plan.to](About(order, splits.names, plan.reading.origin))
     sources: list[Source] = list(snapshot.manifest.root.sources)
     files = NewFiles(sources, catalog.put_blobs, open_objects)
     builder = ManifestBuilder(sources, catalog.put_blobs)

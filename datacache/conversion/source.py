@@ -17,16 +17,17 @@ from __future__ import annotations
 import re
 from array import array
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from datacache.annotations.check import same_object
 from datacache.annotations.formats import coco, keras_yolo, metadata
 from datacache.annotations.formats.metadata import is_metadata
 from datacache.annotations.image_header import HEAD_BYTES, TAIL_BYTES
 from datacache.annotations.layout import Layout, detect, read_class_list, text
-from datacache.annotations.model import FORMATS, Box, Draft, Problem, quote, unusable_file
+from datacache.annotations.model import FORMATS, Box, Draft, DraftFile, Problem, quote, unusable_file
 from datacache.annotations.pairing import Pairing, file_split, folder_split, image_folders, is_image, pair_leftovers
 from datacache.core.concurrency import PerProcess
 from datacache.core.errors import AnnotationError
@@ -218,8 +219,8 @@ class Drafts:
     def _merged(self, image: bytes, one: Said, other: Said) -> Said:
         (a, a_problems), (b, b_problems) = one, other
         problems = a_problems + b_problems
-        known = {box[:5] for box in a.boxes}
-        more = tuple(box for box in b.boxes if box[:5] not in known)
+        known = set(map(same_object, a.boxes))
+        more = tuple(box for box in b.boxes if same_object(box) not in known)
         first, second = a, b
         if is_metadata(a.file) == is_metadata(b.file):
             repeats = self._repeats.setdefault((a.file, b.file), _Repeats(image))
@@ -236,6 +237,7 @@ class Drafts:
         draft = first._replace(
             boxes=_lines_of(first, a, a.boxes) + _lines_of(first, b, more),
             labels=tuple(dict.fromkeys(a.labels + b.labels)),
+            captions=tuple(dict.fromkeys(a.captions + b.captions)),
             width=a.width or b.width,
             height=a.height or b.height,
         )
@@ -261,6 +263,11 @@ def _lines_of(chosen: Draft, draft: Draft, boxes: tuple[Box, ...]) -> tuple[Box,
     return boxes if draft.file == chosen.file else tuple(box._replace(line=0) for box in boxes)
 
 
+_PARSERS: Final[dict[str, Callable[[bytes, str, Sequence[str]], DraftFile]]] = {
+    "coco": coco.parse,
+    "keras-yolo3": keras_yolo.parse,
+}
+"""Of the files that speak of many images. They are given the names of class ids, where the data set has a list."""
 _NONE = -1
 _LEFTOVERS_LIMIT = 200_000
 """So many unpaired images or annotations are looked at again, by name alone; more are no export that lies elsewhere."""
@@ -398,10 +405,8 @@ class AnnotationSource:
         try:
             if metadata.is_metadata(name):
                 found = metadata.parse(data, name)
-            elif self.format == "keras-yolo3":
-                found = keras_yolo.parse(data, name, self.classes)
             else:
-                found = coco.parse(data, name)
+                found = _PARSERS[self.format](data, name, self.classes)
         except AnnotationError as exc:
             self.problems.append(unusable_file(exc))
             return []

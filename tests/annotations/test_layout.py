@@ -60,9 +60,9 @@ def test_the_format_is_recognised_by_names_and_content(files, format):
 
 def test_annotations_in_two_formats_are_an_error_until_one_is_chosen():
     files = {"images/a.jpg": "", "Annotations/a.xml": XML, "labels/a.txt": LABEL, "instances.json": COCO}
-    with pytest.raises(UsageError, match=r"voc \(1 file\) and yolo \(1 file\) and coco \(1 file\)") as caught:
+    with pytest.raises(UsageError, match=r"coco \(1 file\) and voc \(1 file\) and yolo \(1 file\)") as caught:
         layout(files)
-    assert caught.value.hint == "Choose one with --format voc|yolo|coco"
+    assert caught.value.hint == "Choose one with --format coco|voc|yolo"
     for format in ("voc", "yolo", "coco", "none"):
         assert format_of(files, format=format) == format
 

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from datacache.annotations.model import Annotation
-from datacache.annotations.query import BOX_FIELDS, FIELDS, HINT, Query, count, find, find_paths
+from datacache.annotations.query import BOX_FIELDS, FIELDS, HINT, Query, compare, count, find, find_paths
+from datacache.annotations.shapes.outline import Extra, Rotated, pack, polygon_of
 from datacache.annotations.table.ranges import Row
 from datacache.annotations.table.table import Table
 from datacache.core.errors import UsageError
@@ -303,3 +304,22 @@ def test_a_query_finds_what_a_loop_over_the_rows_finds(given, labels, any_label,
     assert list(find_paths(table, query)) == expected
     assert [found.path for found in find(table, query)] == expected
     assert count(table, query) == len(expected)
+
+
+def test_versions_differ_where_outlines_do_beyond_rounding():
+    def version(*values: float, hole: int = 0, track: int = 4) -> Table:
+        outline = polygon_of([pack(values[:6]), pack(values[6:])], hole)
+        return build([image("a.jpg", box("a", extra=Extra(outline, track=track)))])
+
+    points = (10, 20, 30, 20, 30, 60.0, 15, 25, 20, 25, 20, 40)
+    one = version(*points)
+    assert not list(compare(one, version(*points[:-1], 40.009)))
+    for other in (
+        version(*points[:-1], 40.02),
+        version(*points[:-2]),
+        version(*points, hole=2),
+        version(*points, track=5),
+        build([image("a.jpg", box("a"))]),
+        build([image("a.jpg", box("a", extra=Extra(Rotated(pack(points[:8])), track=4)))]),
+    ):
+        assert len(list(compare(one, other))) == 1

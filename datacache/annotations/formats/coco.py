@@ -36,8 +36,9 @@ _HALVES: Final = re.compile("[\ud800-\udfff]")
 _AT_A_TIME: Final = 500
 
 
-def parse(data: bytes | memoryview, file: str) -> DraftFile:
-    """Read every image of the file, also those without an object, in the order of `images`.
+def parse(data: bytes | memoryview, file: str, classes: Sequence[str] = ()) -> DraftFile:
+    """Read every image of the file, also those without an object, in the order of `images`. Its categories name the
+    classes, whatever else does.
 
     Entries of one `file_name` are taken together. A category without a name becomes the label `class_7`. All of the
     file is in memory, several times its size. For boxes, and problems of objects, the line is the number of the

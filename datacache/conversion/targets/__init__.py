@@ -1,0 +1,35 @@
+"""Where the files of each format lie and what is in them: one `Target` a format, fed image by image.
+
+Used by the pipeline. A target knows paths and bytes, nothing of snapshots or stores. Layouts:
+
+    yolo         images/[SPLIT/]x.jpg  labels/[SPLIT/]x.txt  data.yaml               (Ultralytics)
+    darknet      obj_train_data/[SPLIT/]x.jpg and x.txt  obj.names  obj.data  SPLIT.txt
+    coco         images/[SPLIT/]x.jpg  annotations/instances[_SPLIT].json
+    keras-yolo3  images/x.jpg  SPLIT.txt  classes.txt
+    voc          JPEGImages/x.jpg  Annotations/x.xml  ImageSets/Main/SPLIT.txt
+
+Labels of whole images, which none of these can hold, are in a `metadata.jsonl` beside them.
+
+One thread. Everything is deterministic: the same annotations in the same order give the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from datacache.conversion.targets.base import About, Target
+from datacache.conversion.targets.coco import Coco
+from datacache.conversion.targets.keras_yolo import KerasYolo
+from datacache.conversion.targets.voc import Voc
+from datacache.conversion.targets.yolo import Darknet, Yolo
+
+__all__ = ["TARGETS", "About", "Target"]
+
+TARGETS: dict[str, Callable[[About], Target]] = {
+    "coco": Coco,
+    "darknet": Darknet,
+    "keras-yolo3": KerasYolo,
+    "voc": Voc,
+    "yolo": Yolo,
+}
+"""The formats as `--to` names them."""

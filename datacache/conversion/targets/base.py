@@ -1,0 +1,114 @@
+"""The base of what writes a format, and a list on disk. See the package for the layouts."""
+
+from __future__ import annotations
+
+import pickle
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import IO, Any, Generic, NamedTuple, TypeVar
+
+from datacache.annotations.formats import metadata
+from datacache.annotations.model import Annotation, Problem
+from datacache.annotations.shapes.outline import Skeleton
+
+_AT_A_TIME = 200
+T = TypeVar("T")
+File = tuple[str, bytes]
+
+
+class About(NamedTuple):
+    """All that is known of the result before its first image."""
+
+    classes: Sequence[str]
+    """In the order of their ids."""
+    splits: Sequence[str]
+    origin: int = 0
+    """The coordinate of the first pixel in Pascal VOC."""
+    skeletons: Mapping[str, Skeleton] = MappingProxyType({})
+    """Of the classes that have keypoints."""
+    supercategories: Mapping[str, str] = MappingProxyType({})
+
+
+class Target:
+    """One format being written; a subclass says where images lie, what a label file holds, and what comes last."""
+
+    folder = "images"
+    """Of the images."""
+    split_folders = True
+    """Images of each split lie in a folder of their own."""
+    lists_paths = False
+    """A file has a path a line, which no path with a line break can be in."""
+
+    def __init__(self, about: About) -> None:
+        """Raise `UsageError` for a split that would be called like something else."""
+        self._about = about
+        self._classes, self._splits = about.classes, about.splits
+        self._ids = {name: number for number, name in enumerate(about.classes)}
+        self._kept = Spool[tuple[str, Any]]()
+        """The split of each image and what `finish` needs of it."""
+        self._labels = Spool[tuple[str, tuple[str, ...]]]()
+
+    def image_path(self, relative: str, split: str) -> str:
+        """Return where an image goes. `relative` is unique up to its extension."""
+        return f"{self.folder}/{split}/{relative}" if split and self.split_folders else f"{self.folder}/{relative}"
+
+    def add(self, annotation: Annotation, split: str, *, annotated: bool) -> tuple[Sequence[File], Sequence[Problem]]:
+        """Return the files that belong to this image alone. `annotation.path` is the image's path in the result, as
+        `image_path` gave it; `annotated` is false for a background image without annotation."""
+        if annotation.labels:
+            self._labels.append((annotation.path, annotation.labels))
+        return self._add(annotation, split, annotated)
+
+    def finish(self) -> Iterator[File]:
+        """Yield the files that belong to all images."""
+        yield from self._finish()
+        data = b"".join(metadata.write(self._labels))
+        if data:
+            yield metadata.NAME.decode(), data
+
+    def _add(self, annotation: Annotation, split: str, annotated: bool) -> tuple[Sequence[File], Sequence[Problem]]:
+        raise NotImplementedError
+
+    def _finish(self) -> Iterator[File]:
+        raise NotImplementedError
+
+    def _by_split(self) -> Iterator[tuple[str, Iterator[Any]]]:
+        """Yield each split (without splits: '') and what was kept of its images."""
+        for split in self._splits or ("",):
+            yield split, (kept for of, kept in self._kept if of == split)
+
+
+class Spool(Generic[T]):
+    """A list on disk (an unnamed file under `TMPDIR`) that can be read again and again: a million annotations are no
+    gigabytes of memory. One thread."""
+
+    def __init__(self) -> None:
+        self._file: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - gone with this object
+        self._part: list[T] = []
+
+    def append(self, item: T) -> None:
+        """Add at the end."""
+        self._part.append(item)
+        if len(self._part) >= _AT_A_TIME:
+            self._flush()
+
+    def __iter__(self) -> Iterator[T]:
+        if self._part:
+            self._flush()
+        at, end = 0, self._file.seek(0, 2)
+        while at < end:
+            self._file.seek(at)
+            part: list[T] = pickle.load(self._file)  # noqa: S301 - our own unnamed file
+            at = self._file.tell()
+            yield from part
+
+    def _flush(self) -> None:
+        self._file.seek(0, 2)
+        pickle.dump(self._part, self._file, pickle.HIGHEST_PROTOCOL)
+        self._part = []
+
+
+def lines(names: Iterable[str]) -> bytes:
+    """Write a list, one a line."""
+    return "".join(f"{name}\n" for name in names).encode("utf-8", "surrogateescape")
