@@ -93,7 +93,12 @@ def displayed(box: Box, orientation: int, width: int, height: int) -> Box:
         y1, y2 = height - y2, height - y1
     if orientation >= 5:
         x1, y1, x2, y2 = y1, x1, y2, x2
-    return box._replace(x1=x1, y1=y1, x2=x2, y2=y2)
+    extra = box.extra
+    if extra is not None:
+        from datacache.annotations.shapes import clip  # with shapely, where shapes are met
+
+        extra = clip.displayed(extra, orientation, width, height)
+    return box._replace(x1=x1, y1=y1, x2=x2, y2=y2, extra=extra)
 
 
 def _oriented(draft: Draft, header: ImageHeader, path: str, problems: list[Problem], *, sized: bool) -> tuple[Box, ...]:

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import math
+import os
+from typing import Any
 
+import numpy as np
+from hypothesis import settings
 from hypothesis import strategies as st
 
 from datacache.annotations.shapes.outline import Extra, Keypoints, Mask, Polygon, Rotated, pack, polygon_of
 
+cases = settings(max_examples=int(os.environ.get("DATACACHE_TEST_CASES") or 200))
+"""How many annotations are drawn for a comparison. `DATACACHE_TEST_CASES=10000` asks for as many as a format must
+hold."""
 words = st.text(max_size=6)
 any_number = (
     st.integers(0, 30_000).map(lambda n: n / 100) | st.floats() | st.sampled_from([-0.0, math.inf, 2.0**53, 0.1 + 0.2])
@@ -51,3 +58,23 @@ any_extra = st.builds(
     st.none() | st.floats(0, 1e9),
 )
 """What a table must keep, whether a reader would make it or not."""
+
+
+@st.composite
+def bitmaps(draw: st.DrawFn) -> Any:
+    """A small bitmap; its objects are often ragged, and touch its edges."""
+    height, width = draw(st.integers(1, 9)), draw(st.integers(1, 9))
+    bits = draw(st.integers(0, 2 ** (width * height) - 1))
+    return np.array([bits >> n & 1 for n in range(width * height)], bool).reshape(height, width)
+
+
+def hundredths(highest: int) -> st.SearchStrategy[float]:
+    """Numbers of two decimals."""
+    return st.integers(0, highest * 100).map(lambda value: value / 100)
+
+
+def points_within(width: int, height: int, low: int = 3, high: int = 8) -> st.SearchStrategy[bytes]:
+    """Points of an image, in hundredths."""
+    return st.lists(st.tuples(hundredths(width), hundredths(height)), min_size=low, max_size=high).map(
+        lambda found: pack(value for point in found for value in point)
+    )
