@@ -214,31 +214,35 @@ class Names:
         None where it is not there any more."""
         with self._engine.lock:
             listing = self._listings[handle]
-            folder, state = self._tree.get(listing.ino), entry.state
-            if not listing.is_fresh:
-                now = self._state_now_locked(folder, entry)
-                if now is None:
+            folder = self._tree.get(listing.ino)
+            node, state, is_asked = folder.child(entry.name), entry.state, False
+            if not listing.is_fresh or (node is not None and not self._nodes.is_known_as(node, state)):
+                if folder.is_gone:
                     return None
-                state = now
-            node = folder.child(entry.name)
-            is_certain = state.complete or state.content is None
+                try:
+                    now = self._view.look(folder.key, entry.name, plain=True)
+                except Load:
+                    is_asked, state = True, state._replace(complete=False)
+                else:
+                    if now is None:
+                        return None
+                    state = now
+            is_folder = state.content is None
+            is_certain = state.complete or is_folder
             if node is None and is_certain:
                 node = self._nodes.make(folder, entry.name, state)
-            elif node is None or not (node.lookups or is_certain) or not self._nodes.is_known_as(node, state):
+            elif (
+                node is None
+                or not (node.lookups or is_certain)
+                or not ((is_asked and node.is_folder == is_folder) or self._nodes.is_known_as(node, state))
+            ):
                 # The kernel keeps the size and times of a file that it is told first: what is not known for sure, or
-                # is something else since it was listed, is told of an inode that is never looked up.
+                # is something else since it was listed, is told of an inode that is never looked up. Of an inode that
+                # it has, whose name has to be asked for, it keeps nothing.
                 node = self._tree.make_nameless()
                 state = state._replace(complete=False)
             self._tree.tell(node)
             return self._nodes.attr(node, self._nodes.state_of(node) if node.draft is not None else state)
-
-    def _state_now_locked(self, folder: Node, entry: DirEntry) -> State | None:
-        if folder.is_gone:
-            return None
-        try:
-            return self._view.look(folder.key, entry.name, plain=True)
-        except Load:
-            return entry.state._replace(complete=False)
 
     def releasedir(self, handle: int) -> None:
         """Let go of a handle."""
