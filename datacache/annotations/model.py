@@ -203,7 +203,9 @@ PROBLEMS: Final[dict[str, str]] = {
     "image-depth": "The format of the result cannot hold the pixels' depth",
     "image-colours": "The colours (CMYK and the like) were turned into RGB",
     "crop-outside": "A crop reaches beyond the image, or misses it",
-    "box-cropped-away": "A crop leaves nothing of a box, or less than was asked for",
+    "box-cropped-away": "A crop, or every tile, leaves nothing of an object, or less than was asked for",
+    "keypoint-outside": "Keypoints lie outside of what a crop or a tile leaves",
+    "flip-unknown": "A mirror makes left keypoints right ones, and which these are is not known",
 }
 """Code → meaning."""
 

@@ -51,6 +51,9 @@ class ImageOptions(TypedDict, total=False):
     """Say what is done to every image, as the options of `dsctl convert` do: `resize="640x480"`."""
 
     crop: str | None
+    tile: str | None
+    overlap: int
+    drop_empty: bool
     rotate: float | None
     flip: str | None
     resize: str | None

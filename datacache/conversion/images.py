@@ -1,8 +1,8 @@
-"""Image operations on pixels: images decoded, changed together with their boxes, and stored, in worker processes.
+"""Image operations on pixels: images decoded, changed together with their objects, and stored, in worker processes.
 
-Used by the pipeline when a conversion resizes, crops, rotates or flips; `check_whole` is for readings with `--decode`.
-`operations` says which steps an image takes. New images go to objects storage under the hash of their bytes, so a
-conversion that was killed finds what it wrote, and the same image is stored once.
+Used by the pipeline when a conversion crops, tiles, rotates, flips or resizes; `check_whole` is for readings with
+`--decode`. `operations` says which steps an image takes. New images go to objects storage under the hash of their
+bytes, so a conversion that was killed finds what it wrote, and the same image is stored once.
 
 JPEGs go through simplejpeg (libjpeg-turbo), the rest through Pillow. A JPEG stays a JPEG with its chroma subsampling;
 everything else becomes a PNG, which keeps every pixel. Colour profiles are kept; all other metadata goes (EXIF, whose
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import io
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -28,6 +28,7 @@ from PIL import ExifTags
 
 from datacache.annotations.image_header import ImageHeader, read_header
 from datacache.annotations.model import Annotation, Problem
+from datacache.annotations.shapes.outline import Skeleton
 from datacache.catalog.objects import ObjectWriter, Stored
 from datacache.conversion.model import Image, Report, stem
 from datacache.conversion.operations import (
@@ -67,11 +68,10 @@ _REDUCING_GAP = 3.0
 
 
 class _Done(NamedTuple):
-    """The result of an image; `annotation` is None where the image cannot be used."""
+    """The result of an image: none where the image cannot be used, several where it is cut into tiles."""
 
-    annotation: Annotation | None
     problems: tuple[Problem, ...]
-    stored: Stored | None = None
+    results: tuple[tuple[Annotation, Stored], ...] = ()
 
 
 def process_images(
@@ -83,6 +83,7 @@ def process_images(
     *,
     processes: int | None,
     report: Report,
+    skeletons: Mapping[str, Skeleton],
 ) -> Iterator[Image]:
     """Yield the images after the operations, in order; those that cannot be decoded are left out and reported."""
     under_way: deque[list[Image]] = deque()
@@ -93,20 +94,26 @@ def process_images(
             under_way.append(batch)
             yield batch
 
-    worker = _Worker(snapshot, operations, objects)
+    worker = _Worker(snapshot, operations, objects, skeletons)
     for results in ordered_map(worker, tasks(), processes=processes):
         for image, done in zip(under_way.popleft(), results, strict=True):
             report.problems += done.problems
-            if done.annotation is not None and done.stored is not None:
-                yield image._replace(annotation=done.annotation).stored_anew(done.stored, source)
+            for annotation, stored in done.results:
+                yield image._replace(annotation=annotation).stored_anew(stored, source)
 
 
 class _Worker:
     """Changes and stores images. Made in the parent, used in each worker process."""
 
-    def __init__(self, snapshot: Snapshot, operations: Operations, objects: ObjectWriter) -> None:
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        operations: Operations,
+        objects: ObjectWriter,
+        skeletons: Mapping[str, Skeleton],
+    ) -> None:
         self._files = Files(snapshot)
-        self._operations, self._objects = operations, objects
+        self._operations, self._objects, self._skeletons = operations, objects, skeletons
         # A store takes its time for each object (a folder waits for the disk): several are under way at once.
         self._threads = PerProcess(lambda: ThreadPoolExecutor(_WRITES, "store"))
 
@@ -118,32 +125,40 @@ class _Worker:
             for image, data in zip(batch, self._files.read(parts), strict=True)
         ]
         self._files.done()
-        return [done if storing is None else done._replace(stored=storing.result()) for done, storing in coming]
+        return [
+            _Done(problems, tuple((annotation, storing.result()) for annotation, storing in under_way))
+            for problems, under_way in coming
+        ]
 
-    def _begin(self, data: bytes, annotation: Annotation) -> tuple[_Done, Future[Stored] | None]:
+    def _begin(
+        self, data: bytes, annotation: Annotation
+    ) -> tuple[tuple[Problem, ...], list[tuple[Annotation, Future[Stored]]]]:
         try:
-            encoded, moved, problems = apply(data, annotation, self._operations)
+            results, problems = apply(data, annotation, self._operations, self._skeletons)
         except AnnotationError as exc:
             message = f"{exc.message}; the image is left out"
-            problem = Problem(exc.code or "image-broken", "skipped", annotation.path, 0, message)
-            return _Done(None, (problem,)), None
-        return _Done(moved, tuple(problems)), self._threads.get().submit(self._objects.put, encoded)
+            return (Problem(exc.code or "image-broken", "skipped", annotation.path, 0, message),), []
+        put, threads = self._objects.put, self._threads.get()
+        return tuple(problems), [(result.annotation, threads.submit(put, result.data)) for result in results]
 
 
 # --- one image -------------------------------------------------------------------------------------------------------
 
 
 class Processed(NamedTuple):
-    """The result of `apply`."""
+    """An image of the result."""
 
     data: bytes
     annotation: Annotation
-    """For the new image, under a path with its extension: `.jpg` or `.png`, or the old one where it says the same."""
-    problems: list[Problem]
+    """For the new image, under a path with its extension: `.jpg` or `.png`, or the old one where it says the same. A
+    tile's name says where its upper left corner was."""
 
 
-def apply(data: bytes, annotation: Annotation, ops: Operations) -> Processed:
-    """Do `ops` to an image, as it is displayed, and to its boxes. The same input gives the same bytes.
+def apply(
+    data: bytes, annotation: Annotation, ops: Operations, skeletons: Mapping[str, Skeleton] | None = None
+) -> tuple[list[Processed], list[Problem]]:
+    """Do `ops` to an image, as it is displayed, and to its objects. The same input gives the same bytes. There are
+    several results where the image is cut into tiles.
 
     `AnnotationError` if the image is broken, truncated, too large, missed by the crop, or not of the size that its
     annotation was checked against.
@@ -157,14 +172,20 @@ def apply(data: bytes, annotation: Annotation, ops: Operations) -> Processed:
             code="image-broken",
             file=path,
         )
-    steps, planned = plan(ops, annotation.width, annotation.height, path)
-    moved, dropped = carry(annotation, steps, ops.min_visible)
-    pixels = picture.pixels
-    for step in steps:
-        pixels = _do(step, pixels)
-    encoded = encode(pixels, picture, quality=ops.quality, path=path)
-    moved = moved._replace(path=stem(path) + extension(picture, path))
-    return Processed(encoded, moved, [*picture.problems, *planned, *dropped])
+    plans, planned = plan(ops, annotation.width, annotation.height, path)
+    carried, dropped = carry(annotation, plans, ops.min_visible, skeletons)
+    results = []
+    for steps, moved in zip(plans, carried, strict=True):
+        if ops.tile and ops.drop_empty and not moved.boxes:
+            continue
+        pixels = picture.pixels
+        for step in steps:
+            pixels = _do(step, pixels)
+        encoded = encode(pixels, picture, quality=ops.quality, path=path)
+        cut = steps[0]
+        place = f"_{cut.left}_{cut.top}" if ops.tile and isinstance(cut, Cut) else ""
+        results.append(Processed(encoded, moved._replace(path=stem(path) + place + extension(picture, path))))
+    return results, [*picture.problems, *planned, *dropped]
 
 
 def _do(step: Step, pixels: Pixels) -> Pixels:

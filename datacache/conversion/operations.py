@@ -1,23 +1,25 @@
 """Operations on every image of a conversion: how a command line names them, and what they do to coordinates.
 
-The operations are always done in one order: **crop, rotate, flip, resize**. A crop is given in the pixels of the image
-that its author looked at, so it comes first. The size is what training is set up for, so it comes last and holds,
+The operations are always done in one order: **crop, tile, rotate, flip, resize**. A crop is given in the pixels of the
+image that its author looked at, so it comes first. The size is what training is set up for, so it comes last and holds,
 whatever came before; and turning at full resolution loses least.
 
-`plan` makes steps of them for one image, and `carry` does the steps to its boxes; `images` does the same steps to its
-pixels. Coordinates are as in `annotations.model`: pixel edges of the displayed image. A box's corners are moved in
-floating point, and the new box is what bounds them, cut at the image's edges. Pure values and functions, any thread.
+`plan` makes steps of them for one image, a list for each image of the result, and `carry` does the steps to its
+objects; `images` does the same steps to its pixels. Coordinates are as in `annotations.model`: pixel edges of the
+displayed image. A box's corners are moved in floating point, and the new box is what bounds them, cut at the image's
+edges; an object with an outline has the box around its outline. Pure values and functions, any thread.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from datacache.annotations.model import Annotation, Box, Problem
+from datacache.annotations.shapes.outline import NOTHING, Extra, Skeleton
 from datacache.core.errors import AnnotationError, UsageError
 
 MAX_PIXELS = 178_956_970
@@ -28,6 +30,8 @@ MAX_SIDE = 65_500
 _SLIVER = 1e-3
 """A crop that leaves less than so many pixels of a box's side has left nothing of it: crops are whole pixels, and such
 a rest is rounding in the annotation."""
+_TILES_APART = 16
+"""The least distance of two tiles in pixels."""
 
 
 class Length(NamedTuple):
@@ -69,6 +73,13 @@ class Operations:
     """The operations on every image. False where there are none; `quality` and `min_visible` alone do nothing."""
 
     crop: Crop | None = None
+    tile: tuple[int, int] | None = None
+    """Width and height of the tiles that an image is cut into; the last ones of a row and a column lie further back, so
+    that all are of this size."""
+    overlap: int = 0
+    """The pixels that a tile has in common with the next one."""
+    drop_empty: bool = False
+    """Leave out tiles without objects."""
     rotate: float = 0.0
     """Degrees counter-clockwise, 0 ≤ rotate < 360. The image grows to hold all of it."""
     flip: str = ""
@@ -80,10 +91,10 @@ class Operations:
     quality: int = 95
     """Of new JPEGs, 1 to 100."""
     min_visible: float = 0.0
-    """The least share of a box's area that a crop must leave; 0: any."""
+    """The least share of an object's area that a crop or a tile must leave; 0: any."""
 
     def __bool__(self) -> bool:
-        return bool(self.crop or self.rotate or self.flip or self.resize)
+        return bool(self.crop or self.tile or self.rotate or self.flip or self.resize)
 
     def as_json(self) -> dict[str, Any]:
         """Return the operations for a snapshot's lineage; nothing where there are none."""
@@ -92,6 +103,9 @@ class Operations:
         value: dict[str, Any] = {"quality": self.quality}
         if self.crop:
             value |= {"crop": str(self.crop), "min_visible": self.min_visible}
+        if self.tile:
+            value |= {"tile": f"{self.tile[0]}x{self.tile[1]}", "overlap": self.overlap, "drop_empty": self.drop_empty}
+            value["min_visible"] = self.min_visible
         if self.rotate:
             value["rotate"] = self.rotate
         if self.flip:
@@ -104,6 +118,9 @@ class Operations:
 def parse_operations(
     *,
     crop: str | None = None,
+    tile: str | None = None,
+    overlap: int = 0,
+    drop_empty: bool = False,
     rotate: str | float | None = None,
     flip: str | None = None,
     resize: str | None = None,
@@ -113,11 +130,17 @@ def parse_operations(
 ) -> Operations:
     """Read the options of a command line. `UsageError` names the option that makes no sense.
 
-    `crop`: `X,Y,WIDTH,HEIGHT` or `center:WIDTHxHEIGHT`, each in pixels or percent (`10%`). `rotate`: degrees, any
-    number. `flip`: `h` or `v`. `resize`: `WIDTHxHEIGHT`.
+    `crop`: `X,Y,WIDTH,HEIGHT` or `center:WIDTHxHEIGHT`, each in pixels or percent (`10%`). `tile`: `WIDTHxHEIGHT`, and
+    `overlap` pixels. `rotate`: degrees, any number. `flip`: `h` or `v`. `resize`: `WIDTHxHEIGHT`.
     """
     if letterbox and not resize:
         raise UsageError("--letterbox says how to resize, and --resize is not given", hint="Add --resize 640x640.")
+    if (overlap or drop_empty) and not tile:
+        option = "--overlap" if overlap else "--drop-empty"
+        raise UsageError(f"{option} is about tiles, and --tile is not given", hint="Add --tile 1024x1024.")
+    tiles = _parse_size(tile, "--tile") if tile else None
+    if tiles and not 0 <= overlap <= min(tiles) - _TILES_APART:
+        raise UsageError(f"--overlap: {overlap} leaves tiles of {tile} less than {_TILES_APART} pixels of their own")
     if flip and flip not in ("h", "v"):
         raise UsageError(f"--flip: {flip!r} is neither h nor v")
     if not 1 <= quality <= 100:
@@ -126,9 +149,12 @@ def parse_operations(
         raise UsageError(f"--min-visible: {min_visible} is not between 0 and 1")
     return Operations(
         crop=_parse_crop(crop) if crop else None,
+        tile=tiles,
+        overlap=overlap,
+        drop_empty=drop_empty,
         rotate=_parse_angle(rotate) if rotate else 0.0,
         flip=flip or "",
-        resize=_parse_size(resize) if resize else None,
+        resize=_parse_size(resize, "--resize") if resize else None,
         letterbox=letterbox,
         quality=quality,
         min_visible=min_visible,
@@ -143,11 +169,11 @@ _CROP_AT = re.compile(",".join([_LENGTH] * 4))
 _CROP_CENTER = re.compile(rf"cent(?:er|re):{_LENGTH}[xX×]{_LENGTH}")
 
 
-def _parse_size(text: str) -> tuple[int, int]:
+def _parse_size(text: str, option: str) -> tuple[int, int]:
     match = _SIZE.fullmatch(text.strip())
     width, height = (int(match[1]), int(match[2])) if match else (0, 0)
     if not (1 <= width <= MAX_SIDE and 1 <= height <= MAX_SIDE) or width * height > MAX_PIXELS:
-        raise UsageError(f"--resize: {text!r} is no size", hint="Write WIDTHxHEIGHT in pixels, such as 640x480.")
+        raise UsageError(f"{option}: {text!r} is no size", hint="Write WIDTHxHEIGHT in pixels, such as 640x480.")
     return width, height
 
 
@@ -273,50 +299,82 @@ class Scale(NamedTuple):
 Step = Cut | Turn | Rotation | Mirror | Scale
 
 
-def plan(ops: Operations, width: int, height: int, path: str) -> tuple[list[Step], list[Problem]]:
-    """Return the steps of an image of this size. `AnnotationError` if the crop misses it or the result is too large."""
-    steps: list[Step] = []
+def plan(ops: Operations, width: int, height: int, path: str) -> tuple[list[list[Step]], list[Problem]]:
+    """Return the steps to each image that an image of this size becomes: one, or its tiles, row by row.
+    `AnnotationError` if the crop misses it or a result is too large."""
     problems: list[Problem] = []
-    size = width, height
+    whole = Cut(0, 0, width, height)
     if ops.crop:
-        cut, problems = _cut(ops.crop, width, height, path)
-        steps.append(cut)
+        whole, problems = _cut(ops.crop, width, height, path)
+    plans: list[list[Step]] = []
+    for cut in _tiles(whole, ops.tile, ops.overlap) if ops.tile else (whole,):
+        steps: list[Step] = [cut] if ops.crop or ops.tile else []
         size = cut.width, cut.height
-    if ops.rotate:
-        steps.append(_turn(ops.rotate, *size))
-        size = steps[-1].width, steps[-1].height
-    if ops.flip:
-        steps.append(Mirror(ops.flip, *size))
-    if ops.resize:
-        steps.append(_scale(ops.resize, ops.letterbox, *size))
-    for step in steps:
-        if step.width * step.height > MAX_PIXELS:
-            message = f"{path}: the result would have {step.width} x {step.height} pixels, more than {MAX_PIXELS:,}"
-            raise AnnotationError(message, code="image-too-large", file=path)
-    return steps, problems
+        if ops.rotate:
+            steps.append(_turn(ops.rotate, *size))
+            size = steps[-1].width, steps[-1].height
+        if ops.flip:
+            steps.append(Mirror(ops.flip, *size))
+        if ops.resize:
+            steps.append(_scale(ops.resize, ops.letterbox, *size))
+        for step in steps:
+            if step.width * step.height > MAX_PIXELS:
+                message = f"{path}: the result would have {step.width} x {step.height} pixels, more than {MAX_PIXELS:,}"
+                raise AnnotationError(message, code="image-too-large", file=path)
+        plans.append(steps)
+    return plans, problems
 
 
-def carry(annotation: Annotation, steps: Sequence[Step], min_visible: float) -> tuple[Annotation, list[Problem]]:
-    """Return the annotation after the steps; its path stays. Boxes that a crop leaves too little of are problems; boxes
-    that it cuts are marked truncated."""
+def carry(
+    annotation: Annotation,
+    plans: Sequence[Sequence[Step]],
+    min_visible: float,
+    skeletons: Mapping[str, Skeleton] | None = None,
+) -> tuple[list[Annotation], list[Problem]]:
+    """Return the annotation after the steps of each plan; its path stays. Objects of which no crop or tile leaves
+    enough are problems; those that are cut are marked truncated. `skeletons` say, by label, how keypoints change places
+    in a mirror."""
     problems: list[Problem] = []
-    boxes = []
+    file = annotation.source or annotation.path
+    boxes: list[list[Box]] = [[] for _ in plans]
+    unflipped: dict[str, int] = {}
+    hidden = 0
     for box in annotation.boxes:
-        moved, kept = _carry_box(box, steps)
-        if moved is not None and kept >= min_visible:
-            boxes.append(moved)
-            continue
-        left = "has nothing in the crop" if moved is None else f"has {kept:.1%} of its area in the crop"
-        limit = f", less than {min_visible:.1%}" if moved is not None else ""
-        message = f"the box {box.label!r} {left}{limit}: it was left out"
-        file = annotation.source or annotation.path
-        problems.append(Problem("box-cropped-away", "skipped", file, box.line, message))
-    width, height = (steps[-1].width, steps[-1].height) if steps else (annotation.width, annotation.height)
-    return annotation._replace(width=width, height=height, boxes=tuple(boxes)), problems
+        most = -1.0
+        for steps, found in zip(plans, boxes, strict=True):
+            moved, kept = _carry_box(box, steps)
+            most = max(most, kept if moved is not None else -1.0)
+            if moved is None or kept < min_visible:
+                continue
+            if box.extra is not None and box.extra.keypoints is not None:
+                moved, flipped = _flipped(moved, steps, (skeletons or {}).get(box.label))
+                unflipped[box.label] = unflipped.get(box.label, 0) + (not flipped)
+                hidden += _visible(box) - _visible(moved)
+            found.append(moved)
+        if most < max(min_visible, 0.0):
+            left = "has nothing in the crop" if most < 0 else f"has {most:.1%} of its area in the crop"
+            limit = f", less than {min_visible:.1%}" if most >= 0 else ""
+            message = f"the box {box.label!r} {left}{limit}: it was left out"
+            problems.append(Problem("box-cropped-away", "skipped", file, box.line, message))
+    if hidden:
+        message = f"{hidden:,} keypoint(s) lie outside of what a crop leaves; they are marked as not there"
+        problems.append(Problem("keypoint-outside", "noted", file, 0, message))
+    for label, count in unflipped.items():
+        if count:
+            message = (
+                f"which keypoints of {label!r} are left and which right is not known: those of {count:,} object(s) "
+                "keep their names in the mirror"
+            )
+            problems.append(Problem("flip-unknown", "noted", file, 0, message))
+    results = []
+    for steps, found in zip(plans, boxes, strict=True):
+        width, height = (steps[-1].width, steps[-1].height) if steps else (annotation.width, annotation.height)
+        results.append(annotation._replace(width=width, height=height, boxes=tuple(found)))
+    return results, problems
 
 
 def _carry_box(box: Box, steps: Sequence[Step]) -> tuple[Box | None, float]:
-    """Return the box after the steps (None where nothing is left), and the share of its area that a crop left."""
+    """Return the object after the steps (None where nothing is left), and the share of its area that a crop left."""
     x1, y1, x2, y2 = box.x1, box.y1, box.x2, box.y2
     kept = 1.0
     for step in steps:
@@ -332,8 +390,69 @@ def _carry_box(box: Box, steps: Sequence[Step]) -> tuple[Box | None, float]:
             kept = (x2 - x1) * (y2 - y1) / before
         if not (x1 < x2 and y1 < y2):  # smaller than a number can say
             return None, 0.0
+    extra = box.extra
+    if extra is not None and steps:
+        found = _carry_extra(extra, steps)
+        if found is None:
+            return None, 0.0
+        extra, around, share = found
+        if around is not None:
+            kept = share
+            x1, y1 = max(around[0], 0.0), max(around[1], 0.0)
+            x2, y2 = min(around[2], float(steps[-1].width)), min(around[3], float(steps[-1].height))
+            if not (x1 < x2 and y1 < y2):
+                return None, 0.0
     truncated = box.truncated or kept < 1 - 1e-9
-    return box._replace(x1=x1, y1=y1, x2=x2, y2=y2, truncated=truncated), min(kept, 1.0)
+    return box._replace(x1=x1, y1=y1, x2=x2, y2=y2, truncated=truncated, extra=extra), min(kept, 1.0)
+
+
+def _carry_extra(
+    extra: Extra, steps: Sequence[Step]
+) -> tuple[Extra | None, tuple[float, float, float, float] | None, float] | None:
+    """Return what an object has besides its box after the steps, the box around its outline, and the share of the
+    outline's area that a crop left; None where nothing of its outline is left."""
+    from datacache.annotations.shapes import clip  # with shapely, where shapes are met
+
+    movements = [clip.Movement(step.move, step.width, step.height, isinstance(step, Cut)) for step in steps]
+    around, share = None, 1.0
+    outline, keypoints = extra.outline, extra.keypoints
+    if outline is not None:
+        outline, share = clip.carried(outline, movements)
+        around = None if outline is None else clip.box_around(outline)
+        if around is None:
+            return None
+    if keypoints is not None:
+        keypoints = clip.carried_keypoints(keypoints, movements)
+    extra = extra._replace(outline=outline, keypoints=keypoints, area=None)
+    return None if extra == NOTHING else extra, around, share
+
+
+def _flipped(box: Box, steps: Sequence[Step], skeleton: Skeleton | None) -> tuple[Box, bool]:
+    """Return the object with its keypoints under the names that they have in a mirror; False where these are not
+    known."""
+    assert box.extra is not None
+    keypoints = box.extra.keypoints
+    if keypoints is None or not any(isinstance(step, Mirror) for step in steps):
+        return box, True
+    from datacache.annotations.shapes import clip
+
+    order = () if skeleton is None else clip.mirrored_order(skeleton)
+    if len(order) != len(keypoints.visible):
+        return box, False
+    return box._replace(extra=box.extra._replace(keypoints=clip.swapped(keypoints, order))), True
+
+
+def _visible(box: Box) -> int:
+    keypoints = None if box.extra is None else box.extra.keypoints
+    return 0 if keypoints is None else len(keypoints.visible) - keypoints.visible.count(0)
+
+
+def _tiles(whole: Cut, tile: tuple[int, int], overlap: int) -> list[Cut]:
+    """Return the windows of the tiles of a part of an image, row by row."""
+    width, height = min(tile[0], whole.width), min(tile[1], whole.height)
+    lefts = [*range(0, whole.width - width, tile[0] - overlap), whole.width - width]
+    tops = [*range(0, whole.height - height, tile[1] - overlap), whole.height - height]
+    return [Cut(whole.left + left, whole.top + top, width, height) for top in tops for left in lefts]
 
 
 def _cut(crop: Crop, width: int, height: int, path: str) -> tuple[Cut, list[Problem]]:

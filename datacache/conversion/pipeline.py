@@ -111,7 +111,8 @@ def run(
             problems=report.problems,
             hint=f"It has {', '.join(sorted(found)[:_SHOWN])}{' and more' if len(found) > _SHOWN else ''}.",
         )
-    target = TARGETS[plan.to](About(order, splits.names, plan.reading.origin))
+    about = About(order, splits.names, plan.reading.origin)
+    target = TARGETS[plan.to](about)
     sources: list[Source] = list(snapshot.manifest.root.sources)
     files = NewFiles(sources, catalog.put_blobs, open_objects)
     builder = ManifestBuilder(sources, catalog.put_blobs)
@@ -123,7 +124,14 @@ def run(
         from datacache.conversion.images import process_images  # with numpy and Pillow, a fifth of a second
 
         images = process_images(
-            snapshot, images, plan.operations, files.objects, number, processes=processes, report=report
+            snapshot,
+            images,
+            plan.operations,
+            files.objects,
+            number,
+            processes=processes,
+            report=report,
+            skeletons=about.skeletons,
         )
     elif plan.reencode_broken:
         images = _ended(snapshot, images, files, report)
@@ -253,7 +261,7 @@ def _write(
             yield from files.add(name, data, entry.mtime_ns)
         newest = max(newest, entry.mtime_ns)
         report.count(image)
-        progress("writing", report.written, report.images)
+        progress("writing", report.written, max(report.written, report.images))  # tiles are more than their images
     for name, data in target.finish():
         yield from files.add(name, data, newest)
     yield from files.end_pack()

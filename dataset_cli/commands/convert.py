@@ -26,13 +26,16 @@ image_options = options(
     click.option("--resize", metavar="WxH", help="Scale images to this width x height."),
     click.option("--letterbox", is_flag=True, help="With --resize: keep the aspect and pad with grey."),
     click.option("--crop", metavar="X,Y,W,H", help="Cut this part out; or center:WxH."),
+    click.option("--tile", metavar="WxH", help="Cut images into tiles of this size."),
+    click.option("--overlap", type=int, default=0, metavar="PIXELS", help="What a tile has in common with the next."),
+    click.option("--drop-empty", is_flag=True, help="Leave out tiles without objects."),
     click.option("--rotate", metavar="DEG", type=float, help="Turn counter-clockwise by any angle."),
     click.option("--flip", type=click.Choice(["h", "v"]), help="Mirror left-right (h) or top-bottom (v)."),
     click.option(
         "--quality", type=click.IntRange(1, 100), default=95, show_default=True, help="Of JPEGs that are written."
     ),
     click.option(
-        "--min-visible", type=float, default=0.0, metavar="SHARE", help="Drop boxes of which a crop leaves less."
+        "--min-visible", type=float, default=0.0, metavar="SHARE", help="Drop objects with less of their area left."
     ),
 )
 """See `api.options.ImageOptions`."""
@@ -62,8 +65,8 @@ image_options = options(
 def convert(app: App, /, *, ref: str, name: str, report: Path | None, **options: Any) -> None:
     """Make a snapshot with the same images and converted annotations.
 
-    No image is copied, unless --resize, --crop, --rotate or --flip ask for new ones. Everything that is wrong in the
-    annotations is repaired or left out, and listed.
+    No image is copied, unless --resize, --crop, --tile, --rotate or --flip ask for new ones. Everything that is wrong
+    in the annotations is repaired or left out, and listed.
 
     \b
     dsctl convert mask@v1 --to yolo --as mask-yolo --split train=0.8,val=0.2

@@ -8,6 +8,7 @@ import math
 import struct
 import zlib
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -15,13 +16,13 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from PIL import Image
 
-from datacache.annotations.model import PROBLEMS, Annotation, Box
-from datacache.conversion.images import Processed, apply
+from datacache.annotations.model import PROBLEMS, Annotation, Box, Problem
+from datacache.conversion import images
 from datacache.conversion.operations import Operations, carry, parse_operations, plan
 from datacache.core.errors import AnnotationError, UsageError
 from tests.promises import promise
 
-pytestmark = [promise("Boxes go with their images through every operation")]
+pytestmark = [promise("Boxes, outlines and keypoints go with their images through every operation")]
 
 GROUND, PAINT, MIDDLE = (20, 40, 60), (240, 220, 200), 130
 SIZES = [(64, 48), (63, 47), (101, 33), (33, 101), (7, 5)]
@@ -49,6 +50,18 @@ def encoded(pixels: np.ndarray, format: str = "PNG", **options: object) -> bytes
     return file.getvalue()
 
 
+class Result(NamedTuple):
+    data: bytes
+    annotation: Annotation
+    problems: list[Problem]
+
+
+def apply(data: bytes, annotation: Annotation, ops: Operations) -> Result:
+    """Return the one image that another one becomes."""
+    (found,), problems = images.apply(data, annotation, ops)
+    return Result(*found, problems)
+
+
 def decoded(data: bytes) -> np.ndarray:
     return np.asarray(Image.open(io.BytesIO(data)))
 
@@ -63,11 +76,11 @@ def middle_box(width: int, height: int) -> tuple[int, int, int, int]:
     return width // 4, height // 5, width - width // 4 - 1, height - height // 3
 
 
-def extension_of(result: Processed) -> str:
+def extension_of(result: Result) -> str:
     return Path(result.annotation.path).suffix
 
 
-def coordinates(result: Processed) -> tuple[float, float, float, float]:
+def coordinates(result: Result) -> tuple[float, float, float, float]:
     (box,) = result.annotation.boxes
     return box.x1, box.y1, box.x2, box.y2
 
@@ -263,8 +276,8 @@ operations = st.builds(
 
 def carried(annotation: Annotation, **options: object) -> Annotation:
     ops = parse_operations(**options)
-    steps, _ = plan(ops, annotation.width, annotation.height, "x")
-    return carry(annotation, steps, ops.min_visible)[0]
+    plans, _ = plan(ops, annotation.width, annotation.height, "x")
+    return carry(annotation, plans, ops.min_visible)[0][0]
 
 
 def areas(annotation: Annotation) -> list[float]:
@@ -274,10 +287,10 @@ def areas(annotation: Annotation) -> list[float]:
 @given(annotations(), operations)
 def test_boxes_stay_inside_and_every_one_that_is_dropped_is_a_problem(before, ops):
     try:
-        steps, _ = plan(ops, before.width, before.height, before.path)
+        plans, _ = plan(ops, before.width, before.height, before.path)
     except AnnotationError:
         assume(False)
-    after, problems = carry(before, steps, ops.min_visible)
+    (after,), problems = carry(before, plans, ops.min_visible)
     assert len(after.boxes) + len(problems) == len(before.boxes)
     for box in after.boxes:
         assert 0 <= box.x1 < box.x2 <= after.width
@@ -330,7 +343,7 @@ def test_a_rotated_box_bounds_its_corners(before, degrees):
 # --- what a crop leaves --------------------------------------------------------------------------------------------
 
 
-def crop_boxes(min_visible: float) -> Processed:
+def crop_boxes(min_visible: float) -> Result:
     boxes = [(0, 0, 10, 10), (30, 0, 50, 10), (38, 0, 48, 10), (40, 10, 60, 20), (0, 0, 40.0002, 10)]
     ops = parse_operations(crop="40,0,40,40", min_visible=min_visible)
     return apply(encoded(painted(80, 40, (40, 10, 60, 20))), annotation(80, 40, *boxes), ops)
@@ -590,6 +603,12 @@ def test_an_annotation_for_an_image_of_another_size_is_an_error():
         ({"flip": "x"}, "--flip"),
         ({"flip": "h", "quality": 0}, "--quality"),
         ({"flip": "h", "quality": 101}, "--quality"),
+        ({"tile": "0x9"}, "--tile"),
+        ({"tile": "big"}, "--tile"),
+        ({"overlap": 9}, "--tile is not given"),
+        ({"drop_empty": True}, "--tile is not given"),
+        ({"tile": "64x64", "overlap": -1}, "--overlap"),
+        ({"tile": "640x64", "overlap": 49}, "--overlap"),
         ({"crop": "1,2,3,4", "min_visible": 1.5}, "--min-visible"),
         ({"crop": "1,2,3,4", "min_visible": math.nan}, "--min-visible"),
     ],
@@ -607,10 +626,12 @@ def test_what_does_nothing_is_false_and_leaves_no_trace():
 
 
 def test_the_lineage_says_all_that_is_needed_to_do_it_again():
-    for crop, rotate, flip, resize in itertools.product(
-        (None, "1,2,3,4", "center:33.333333%x5"), (None, "-12.5"), (None, "h"), (None, "640x480")
+    for crop, tile, rotate, flip, resize in itertools.product(
+        (None, "1,2,3,4", "center:33.333333%x5"), (None, "64x48"), (None, "-12.5"), (None, "h"), (None, "640x480")
     ):
-        ops = parse_operations(crop=crop, rotate=rotate, flip=flip, resize=resize, letterbox=bool(resize), quality=91)
+        tiles = {"tile": tile, "overlap": 3 if tile else 0, "drop_empty": bool(tile)}
+        options = {"crop": crop, "rotate": rotate, "flip": flip, "resize": resize, "letterbox": bool(resize), **tiles}
+        ops = parse_operations(**options, quality=91)
         assert parse_operations(**ops.as_json()) == ops or not ops
 
 
