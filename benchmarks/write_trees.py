@@ -2,10 +2,10 @@
 (`--vfs-cache-mode writes`), which take turns, beside the disk.
 
 The S3 server keeps its objects in memory on the same machine, and every system gets a bucket of its own. In order:
-  cp -a, or rsync -a     a new tree
-  rsync --delete --inplace   the same tree, of which a quarter is gone by then and a quarter has other bytes of the same
-                         size: these are opened and written over where they lie
-  rm -rf                 the tree
+  cp -a, or rsync -a        a new tree
+  rsync --delete --inplace  the same tree, of which a quarter is gone by then and a quarter has other bytes of the same
+                            size: these are opened and written over where they lie
+  rm -rf                    the tree
 Without rsync on the machine the tree is made by cp, and its second line is left out. Seconds until the program returns
 are medians of the rounds; "in the bucket" counts from its start too, and what is there then is compared.
 """
