@@ -22,6 +22,7 @@ from array import array
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from fnmatch import translate
+from functools import partial
 from itertools import groupby, islice
 from math import nan
 from typing import Any, Final, NamedTuple
@@ -29,7 +30,8 @@ from typing import Any, Final, NamedTuple
 from datacache.annotations.model import Annotation, Box
 from datacache.annotations.shapes.outline import Mask, Polygon, Rotated, unpack
 from datacache.annotations.table.columns import as_float64
-from datacache.annotations.table.ranges import ANNOTATED, UNUSABLE, Row, Summary, box_sizes
+from datacache.annotations.table.ranges import ANNOTATED, UNUSABLE, Row, Summary, box_sizes, with_attribute
+from datacache.annotations.table.shapes import SHAPED
 from datacache.annotations.table.table import ImageSummary, Table
 from datacache.core.errors import UsageError
 
@@ -45,6 +47,11 @@ FIELDS: Final[Mapping[str, tuple[str, str]]] = {
     "difficult": ("number", "how many of them are difficult"),
     "truncated": ("number", "how many of them are truncated"),
     "occluded": ("number", "how many of them are occluded"),
+    "polygons": ("number", "how many of them have a polygon as outline"),
+    "masks": ("number", "how many of them have a mask"),
+    "rotated": ("number", "how many of them are turned boxes"),
+    "vertices": ("number", "how many points its polygons and turned boxes have together"),
+    "keypoints": ("number", "how many keypoints are there, hidden ones included"),
     "labels": ("labels", 'all its labels, for: "mask" in labels'),
     "annotated": ("condition", "whether an annotation was found for it, be it one without objects"),
     "min_side": ("number", "the shortest side of its boxes, in pixels"),
@@ -56,7 +63,8 @@ FIELDS: Final[Mapping[str, tuple[str, str]]] = {
 BOX_FIELDS: Final = frozenset({"min_side", "max_side", "min_area", "max_area"})
 """Those for which boxes must be decoded."""
 HINT: Final = (
-    f'Fields: {", ".join(FIELDS)}. Functions: count("label"), has("label"), like(path, "*.png"). '
+    f'Fields: {", ".join(FIELDS)}. Functions: count("label"), has("label"), attribute("colour"), '
+    'attribute("colour", "red"), like(path, "*.png"). '
     "Operators: < <= > >= == != in, and or not, + - * / // %."
 )
 _MAX_CHARACTERS, _MAX_DEPTH = 4_000, 90
@@ -72,12 +80,14 @@ _OTHER_LANGUAGES: Final = (("&&", "and"), ("||", "or"), ("<>", "!="))
 
 
 class Column(NamedTuple):
-    """A column that a condition needs: a field, or of a label the numbers of boxes (`count`) or whether it is there
-    (`has`)."""
+    """A column that a condition needs: a field, of a label the numbers of boxes (`count`) or whether it is there
+    (`has`), or the number of boxes with an `attribute`."""
 
     function: str
-    """`field`, `count` or `has`."""
+    """`field`, `count`, `has` or `attribute`."""
     name: str
+    value: str | None = None
+    """Of an attribute; None: any."""
 
 
 class Term(NamedTuple):
@@ -96,9 +106,9 @@ class Program:
         self._constants: dict[str, Any] = {**_CALLS, "__builtins__": {}}
         self._conditions: list[str] = []
 
-    def column(self, function: str, name: str) -> str:
+    def column(self, function: str, name: str, value: str | None = None) -> str:
         """Return the name that a column has in the source."""
-        column = Column(function, name)
+        column = Column(function, name, value)
         if column not in self.columns:
             self.columns.append(column)
         return f"c{self.columns.index(column)}"
@@ -284,10 +294,19 @@ class _Checker:
             case (("count" | "has"), [ast.Constant(value=str() as label) as at]):
                 self._check_label(at)
                 return Term(self._program.column(name, label), "number" if name == "count" else "condition")
+            case "attribute", [ast.Constant(value=str() as key)]:
+                return Term(self._program.column(name, key), "number")
+            case "attribute", [ast.Constant(value=str() as key), ast.Constant(value=str() as value)]:
+                return Term(self._program.column(name, key, value), "number")
             case "like", [text, ast.Constant(value=str() as pattern)]:
                 matches = self._program.constant(re.compile(translate(pattern)).match)
                 return Term(f"({matches}({self._want(text, 'text')}) is not None)", "condition")
-        usage = {"count": 'count("label")', "has": 'has("label")', "like": 'like(path, "*.png")'}
+        usage = {
+            "count": 'count("label")',
+            "has": 'has("label")',
+            "attribute": 'attribute("colour") or attribute("colour", "red")',
+            "like": 'like(path, "*.png")',
+        }
         if name in usage:
             raise self._error(f"{name} is used so: {usage[name]}", node)
         raise self._error(f"there is no function {name!r}", node)
@@ -394,26 +413,29 @@ def _bounds(program: Program, number: str, query: Query) -> list[str]:
 
 def _evaluate(table: Table, query: Query, columns: Sequence[Column], select: _Select) -> _Found:
     box_fields = any(column.function == "field" and column.name in BOX_FIELDS for column in columns)
+    attributes = [column for column in columns if column.function == "attribute"]
     summaries = table.summaries(query.labels, any_label=query.any_label)
     while part := list(islice(summaries, _DETAILS_AHEAD)):
-        details = table.details([number for number, _ in part]) if box_fields else {}
+        details = table.details([number for number, _ in part]) if box_fields or attributes else {}
         for number, summary in part:
             of_boxes = _box_fields(details[number], summary) if box_fields else {}
+            for name in attributes:
+                of_boxes[name] = with_attribute(details[number], summary, name.name, name.value)
             rows = select([_column(summary, column, of_boxes) for column in columns])
             if rows:
                 yield summary, rows
 
 
-def _column(summary: Summary, column: Column, of_boxes: dict[str, list[float]]) -> Sequence[Any]:
+def _column(summary: Summary, column: Column, of_boxes: dict[Column, list[float]]) -> Sequence[Any]:
     """Return the values of a column for all rows of a range."""
+    if column in of_boxes:
+        return of_boxes[column]
     if column.function != "field":
         numbers = [0] * summary.rows
         there = [False] * summary.rows
         for row, boxes in summary.of_label(column.name):
             numbers[row], there[row] = boxes, True
         return numbers if column.function == "count" else there
-    if column.name in of_boxes:
-        return of_boxes[column.name]
     return _FIELDS[column.name](summary)
 
 
@@ -432,10 +454,11 @@ _FIELDS: dict[str, Callable[[Summary], Sequence[Any]]] = {
     "truncated": lambda summary: summary.flagged("truncated"),
     "occluded": lambda summary: summary.flagged("occluded"),
     "labels": Summary.counts,
+    **{name: partial(Summary.shaped, name=name) for name in SHAPED},
 }
 
 
-def _box_fields(parts: Sequence[bytes], summary: Summary) -> dict[str, list[float]]:
+def _box_fields(parts: Sequence[bytes], summary: Summary) -> dict[Column, list[float]]:
     """Return the fields that boxes are decoded for; nan where an image has none."""
     import numpy as np
 
@@ -455,7 +478,7 @@ def _box_fields(parts: Sequence[bytes], summary: Summary) -> dict[str, list[floa
         column = np.full(len(objects), np.nan)
         if len(starts):
             column[having] = reduce.reduceat(values, starts)
-        found[name] = column.tolist()
+        found[Column("field", name)] = column.tolist()
     return found
 
 

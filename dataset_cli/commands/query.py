@@ -44,9 +44,10 @@ def query(
     dsctl query mask@v3 --label no_mask --as mask-bare --tag v1
 
     A condition compares the fields path, folder, name, width, height, area, aspect, objects, difficult, truncated,
-    occluded, annotated, min_side and max_side (of boxes, in pixels), min_area and max_area (of boxes, as a part of the
-    image), with < <= > >= == != in, and or not, + - * / // %, and with count("label"), has("label"),
-    "label" in labels and like(path, "pattern").
+    occluded, annotated, polygons, masks, rotated, vertices, keypoints, min_side and max_side (of boxes, in pixels),
+    min_area and max_area (of boxes, as a part of the image), with < <= > >= == != in, and or not, + - * / // %, and
+    with count("label"), has("label"), "label" in labels, attribute("colour", "red") (how many objects have it) and
+    like(path, "pattern").
     """
     wanted = api.make_query(**api.take(options, api.QueryOptions))
     naming = api.take(options, api.NamingOptions)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 
 import pytest
 from hypothesis import given
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from datacache.annotations.model import Annotation
 from datacache.annotations.query import BOX_FIELDS, FIELDS, HINT, Query, compare, count, find, find_paths
-from datacache.annotations.shapes.outline import Extra, Rotated, pack, polygon_of
+from datacache.annotations.shapes.outline import Extra, Keypoints, Mask, Polygon, Rotated, pack, polygon_of
 from datacache.annotations.table.ranges import Row
 from datacache.annotations.table.table import Table
 from datacache.core.errors import UsageError
@@ -36,6 +36,42 @@ def table() -> Table:
 def names(table: Table, where: str = "", **more: object) -> str:
     """The found images' numbers, as a text."""
     return "".join(path[2] for path in find_paths(table, Query(where=where, **more)))  # type: ignore[arg-type]
+
+
+RED = (("colour", "red"), ("age", "3"))
+TRIANGLE = pack([1, 1, 9, 1, 1, 9])
+SHAPED = [
+    image("s/1.jpg", box("mask")._replace(extra=Extra(Polygon(TRIANGLE + TRIANGLE, (3, 6)))), box("mask")),
+    image("s/2.jpg", box("mask")._replace(extra=Extra(Mask(b"12", 3, 3)), attributes=RED)),
+    image("s/3.jpg", *[box("mask")._replace(extra=Extra(Rotated(pack(range(8))))) for _ in range(2)]),
+    image("s/4.jpg", box("mask")._replace(extra=Extra(keypoints=Keypoints(TRIANGLE, bytes([0, 1, 2]))))),
+    image("s/5.jpg", *[box("mask")._replace(attributes=(("colour", colour),)) for colour in ("red", "blue")]),
+    broken("s/6.jpg"),
+]
+
+
+@pytest.mark.parametrize(
+    ("condition", "found"),
+    [
+        ("polygons", None),
+        ("polygons > 0", "1"),
+        ("masks == 1", "2"),
+        ("rotated == 2", "3"),
+        ("vertices >= 6", "13"),
+        ("vertices >= 7", "3"),
+        ("keypoints == 2", "4"),
+        ("polygons + masks + rotated + keypoints == 0", "5"),
+        ('attribute("colour") >= 1', "25"),
+        ('attribute("colour") - attribute("colour", "red") == 1', "5"),
+        ('attribute("age", "3") and objects > 0', None),
+        ('attribute("age", "3") == 1 and attribute("Age") == 0', "2"),
+    ],
+)
+def test_conditions_about_shapes_and_attributes(condition: str, found: str | None) -> None:
+    with pytest.raises(UsageError) if found is None else nullcontext():
+        assert names(build(SHAPED), condition) == found
+    if found is not None and "attribute" not in condition:
+        assert names(build(ROWS), condition) == ("12456" if condition.endswith("== 0") else "")
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from itertools import accumulate, chain, pairwise, repeat
+from itertools import accumulate, chain, islice, pairwise, repeat
 from operator import add, attrgetter, sub
 from typing import TYPE_CHECKING, NamedTuple, get_args
 
@@ -259,6 +259,17 @@ def box_sizes(parts: Sequence[bytes], summary: Summary) -> tuple[NDArray[np.floa
     return np.concatenate(widths), np.concatenate(heights)
 
 
+def with_attribute(parts: Sequence[bytes], summary: Summary, name: str, value: str | None) -> list[float]:
+    """Return how many boxes of each image of a range have an attribute, and this value of it where one is given."""
+    objects: Sequence[int] = summary.objects()
+    found: list[float] = []
+    for raw in parts:
+        found += _Details(raw, objects[len(found) :], ()).with_attribute(name, value)
+    if len(found) != summary.rows:
+        raise CorruptManifestError("a range of annotations does not fit its summary")
+    return found
+
+
 class _Details:
     """A details blob. `objects` are the numbers of boxes of its images, and maybe of more; `labels` are the range's."""
 
@@ -285,14 +296,23 @@ class _Details:
         width, height = (as_float64(self._columns.numbers(5 + n, self._boxes)) for n in range(2))
         return width, height
 
+    def kinds(self) -> list[tuple[tuple[str, str], ...]]:
+        """Return the attributes that boxes have, each combination once: column 12 has each box's place in them."""
+        return [tuple(map(tuple, json.loads(text))) for text in self._columns.texts(10, self._columns.numbers(9, 1)[0])]
+
+    def with_attribute(self, name: str, value: str | None) -> list[int]:
+        """Return how many boxes of each image have an attribute; `value` None: whichever."""
+        meant = [any(key == name and value in (None, text) for key, text in kind) for kind in self.kinds()]
+        found = map(meant.__getitem__, self._columns.numbers(12, self._boxes))
+        return [sum(islice(found, count)) for count in self._objects]
+
     def decode(
         self, paths: Sequence[str]
     ) -> Iterator[tuple[str, tuple[Box, ...], tuple[str, ...], tuple[Problem, ...], tuple[str, ...]]]:
         """Yield source, boxes, labels of the whole image, problems and captions, image by image."""
         columns, count, labels = self._columns, self._boxes, self._labels
         flags = columns.numbers(7, count)
-        kind_count = columns.numbers(9, 1)[0]
-        kinds = [tuple(map(tuple, json.loads(text))) for text in columns.texts(10, kind_count)]
+        kinds = self.kinds()
         extras: Iterable[Extra | None] = repeat(None, count)
         captions: Iterable[tuple[str, ...]] = repeat((), self.rows)
         if columns.has(_DETAILS_COLUMNS):
