@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final, NamedTuple
 
 from datacache.annotations.classes import read_classes, read_data_yaml
@@ -39,6 +40,7 @@ _COCO: Final = re.compile(rb'"(?:images|annotations|categories)"\s*:\s*\[\s*[\]{
 _OTHER_COCO: Final = re.compile(rb"(?:captions|panoptic|stuff|person_keypoints|image_info)_")
 _VOC: Final = re.compile(rb"<(?:[\w.-]+:)?annotation[\s>]", re.IGNORECASE)
 """The root element of Pascal VOC; CVAT's own XML has `<annotations>`."""
+_CVAT: Final = re.compile(rb"<annotations>\s*<(?:version>1\.|meta>|image\s|track\s)")
 _KERAS: Final = re.compile(rb"[^\s,][ \t](?:[-+.\dnaife]+,){4}\d+(?:[ \t]|$)", re.MULTILINE)
 
 
@@ -329,6 +331,11 @@ class _Seen:
         # The original's captions and panoptic masks say nothing that its instances do not.
         return [path for path in found if not _OTHER_COCO.match(path.lower().rpartition(b"/")[2])] or found
 
+    def cvat(self) -> list[bytes]:
+        """Return the XML files of CVAT, which belong to no single image."""
+        found = (path for path in self.xml.paths if not self._images_of(path))
+        return [path for path in islice(found, _FEW) if _CVAT.search(self._head(path))]
+
     def keras_yolo(self) -> list[bytes]:
         """Return keras-yolo3's lists."""
         return self._keras
@@ -364,6 +371,7 @@ class _Seen:
 
 _LISTS: Final[dict[str, Callable[[_Seen], list[bytes]]]] = {
     "coco": _Seen.coco,
+    "cvat": _Seen.cvat,
     "keras-yolo3": _Seen.keras_yolo,
 }
 """Format → its files, for those that speak of many images."""

@@ -32,6 +32,7 @@ class Format(NamedTuple):
 
 FORMATS: Final = {
     "coco": Format(sized=True),
+    "cvat": Format(sized=True),
     "keras-yolo3": Format(numbered=True),
     "none": Format(),
     "voc": Format(b".xml", sized=True),
@@ -162,6 +163,7 @@ PROBLEMS: Final[dict[str, str]] = {
     # Lists of boxes (YOLO, keras-yolo3) and of objects (COCO).
     "json-broken": "The file is no JSON",
     "not-coco": "The JSON has no list of images",
+    "not-cvat": "The XML is none of CVAT's",
     "list-missing": "A COCO file has no list of annotations or of categories",
     "entry-malformed": "What should describe an image, an object or a category does not",
     "line-malformed": "A line has too few or too many columns",
@@ -169,6 +171,12 @@ PROBLEMS: Final[dict[str, str]] = {
     "image-unknown": "An object belongs to no image of its file",
     "image-repeated": "An image is there several times, in one file or in several",
     "box-repeated": "A file has the same box several times",
+    "shape-boxed": "An object is a line or a cuboid, which have no place here",
+    "shape-approximated": "An object is an ellipse or a circle",
+    "shape-too-large": "An outline has more points than any object's",
+    "mask-broken": "The run lengths of a mask are not those of any",
+    "mask-size": "A mask has another size than its image",
+    "track-interpolated": "A track has no shape in frames between others",
     "polygon-boxed": "An object is a polygon",
     "keypoints-ignored": "An object has keypoints",
     "crowd": "An object is a crowd (`iscrowd`)",

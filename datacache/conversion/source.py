@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from datacache.annotations.check import same_object
-from datacache.annotations.formats import coco, keras_yolo, metadata
+from datacache.annotations.formats import coco, cvat, keras_yolo, metadata
 from datacache.annotations.formats.metadata import is_metadata
 from datacache.annotations.image_header import HEAD_BYTES, TAIL_BYTES
 from datacache.annotations.layout import Layout, detect, read_class_list, text
@@ -38,6 +38,8 @@ from datacache.reader.snapshot import Snapshot
 
 _DRIVE: Final = re.compile(rb"^[A-Za-z]:")
 _IMAGES: Final = (b"images/", b"Images/", b"JPEGImages/", b"imgs/")
+_EXTENSIONS: Final = (b".jpg", b".png", b".PNG", b".jpeg", b".JPG", b".webp", b".bmp", b".tif", b".tiff")
+"""Of images that files name without."""
 _IMAGE_FOLDERS: Final = frozenset(folder[:-1] for folder in _IMAGES)
 _SPELLINGS: Final = {
     "train": (b"train", b"training"),
@@ -81,13 +83,17 @@ class NamedImages:
         Tried in this order, and each with the leading folders of the name dropped one by one: the folder of the file,
         folders of images beside it and above it (those of the file's own split first), and at last every folder of
         images, where the name must be in one alone. Where a folder of the name is there, the image is in it or is
-        missing. An image in the folder of another split is never meant.
+        missing. An image in the folder of another split is never meant. A name may be without its extension.
         """
         try:
             raw = name.encode("utf-8", "surrogateescape")
         except UnicodeEncodeError:  # JSON can hold halves of characters; no path of a snapshot does
             return None
-        return self._find(raw, file) or (self._find(raw.replace(b"\\", b"/"), file) if b"\\" in raw else None)
+        found = self._find(raw, file) or (self._find(raw.replace(b"\\", b"/"), file) if b"\\" in raw else None)
+        if found is not None or is_image(raw):
+            return found
+        spelled = (self._find(raw + extension, file) for extension in _EXTENSIONS)
+        return next((named for named in spelled if named is not None), None)
 
     def _find(self, name: bytes, file: bytes) -> Named | None:
         parts = [part for part in _DRIVE.sub(b"", name).split(b"/") if part not in (b"", b".", b"..")]
@@ -265,6 +271,7 @@ def _lines_of(chosen: Draft, draft: Draft, boxes: tuple[Box, ...]) -> tuple[Box,
 
 _PARSERS: Final[dict[str, Callable[[bytes, str, Sequence[str]], DraftFile]]] = {
     "coco": coco.parse,
+    "cvat": cvat.parse,
     "keras-yolo3": keras_yolo.parse,
 }
 """Of the files that speak of many images. They are given the names of class ids, where the data set has a list."""

@@ -5,6 +5,7 @@ Used by the pipeline. A target knows paths and bytes, nothing of snapshots or st
     yolo         images/[SPLIT/]x.jpg  labels/[SPLIT/]x.txt  data.yaml               (Ultralytics)
     darknet      obj_train_data/[SPLIT/]x.jpg and x.txt  obj.names  obj.data  SPLIT.txt
     coco         images/[SPLIT/]x.jpg  annotations/instances[_SPLIT].json
+    cvat         images/[SPLIT/]x.jpg  annotations.xml
     keras-yolo3  images/x.jpg  SPLIT.txt  classes.txt
     voc          JPEGImages/x.jpg  Annotations/x.xml  ImageSets/Main/SPLIT.txt
 
@@ -19,6 +20,7 @@ from collections.abc import Callable
 
 from datacache.conversion.targets.base import About, Target
 from datacache.conversion.targets.coco import Coco
+from datacache.conversion.targets.cvat import Cvat
 from datacache.conversion.targets.keras_yolo import KerasYolo
 from datacache.conversion.targets.voc import Voc
 from datacache.conversion.targets.yolo import Darknet, Yolo
@@ -27,6 +29,7 @@ __all__ = ["TARGETS", "About", "Target"]
 
 TARGETS: dict[str, Callable[[About], Target]] = {
     "coco": Coco,
+    "cvat": Cvat,
     "darknet": Darknet,
     "keras-yolo3": KerasYolo,
     "voc": Voc,
