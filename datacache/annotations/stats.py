@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from datacache.annotations.table.columns import as_float64
 from datacache.annotations.table.ranges import ANNOTATED, UNUSABLE, box_sizes
+from datacache.annotations.table.shapes import SHAPED
 from datacache.annotations.table.table import ProblemCount, Table
 
 if TYPE_CHECKING:
@@ -58,6 +59,8 @@ class Statistics:
     difficult: int
     truncated: int
     occluded: int
+    shapes: Mapping[str, int]
+    """Objects with each kind of outline, points of polygons and turned boxes, and keypoints (`SHAPED`)."""
     classes: Sequence[ClassCount]
     """The most frequent first."""
     boxes_per_image: Mapping[int, int]
@@ -92,6 +95,7 @@ def collect(table: Table) -> Statistics:
 
     empty = 0
     flags: Counter[str] = Counter()
+    shapes = dict.fromkeys(SHAPED, 0)
     difficult_of: Counter[str] = Counter()
     boxes_per_image: Counter[int] = Counter()
     sizes: Counter[tuple[int, int]] = Counter()
@@ -110,6 +114,8 @@ def collect(table: Table) -> Statistics:
             )
             for flag in ("difficult", "truncated", "occluded"):
                 flags[flag] += sum(summary.flagged(flag))
+            for name in SHAPED:
+                shapes[name] += sum(summary.shaped(name))
             for label in summary.labels:
                 difficult_of[label] += summary.difficult_of(label)
             widths, heights = box_sizes(details[number], summary)
@@ -134,6 +140,7 @@ def collect(table: Table) -> Statistics:
         difficult=flags["difficult"],
         truncated=flags["truncated"],
         occluded=flags["occluded"],
+        shapes=shapes,
         classes=classes,
         boxes_per_image=dict(sorted(boxes_per_image.items())),
         image_sizes=dict(sorted(sizes.items(), key=lambda item: (-item[1], item[0]))),

@@ -1,9 +1,10 @@
 """`dsctl stats`: what a data set looks like, as text and as a picture.
 
 With `--json` it prints `{"ref", "images", "with_objects", "empty", "unannotated", "unusable", "boxes", "difficult",
-"truncated", "occluded", "classes": [{"label", "images", "boxes", "share", "difficult"}], "boxes_per_image": [{"boxes",
-"images"}], "image_sizes": [{"width", "height", "images"}], "box_sizes", "coco_sizes", "box_areas": {"edges", "boxes"},
-"box_aspects": {"edges", "boxes"}, "problems": [{"code", "action", "times"}]}`.
+"truncated", "occluded", "shapes": {"polygons", "masks", "rotated", "vertices", "keypoints"}, "classes": [{"label",
+"images", "boxes", "share", "difficult"}], "boxes_per_image": [{"boxes", "images"}], "image_sizes": [{"width", "height",
+"images"}], "box_sizes", "coco_sizes", "box_areas": {"edges", "boxes"}, "box_aspects": {"edges", "boxes"}, "problems":
+[{"code", "action", "times"}]}`.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from dataset_cli.app import FILE, App, SnapshotRef, command, reading_options
 from dataset_cli.output import printable, write_file
 
 _BAR, _CLASSES, _SIZES, _COUNTS = 24, 50, 8, 12
+_SHAPES = {"rotated": "turned boxes", "vertices": "points of polygons and turned boxes"}
 
 
 @command()
@@ -71,6 +73,9 @@ def print_statistics(app: App, found: api.Statistics, name: str) -> None:
     for number, what in ((found.difficult, "difficult"), (found.truncated, "truncated"), (found.occluded, "occluded")):
         if number:
             line(f"  {number:>10,}  boxes {what}")
+    for what, number in found.shapes.items():
+        if number:
+            line(f"  {number:>10,}  {_SHAPES.get(what, what)}")
     if found.classes:
         line()
         rows = [

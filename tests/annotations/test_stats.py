@@ -13,6 +13,7 @@ from PIL import Image
 
 from datacache.annotations.model import Problem
 from datacache.annotations.pictures import plot
+from datacache.annotations.shapes.outline import Extra, Keypoints, Mask, Polygon, pack
 from datacache.annotations.stats import AREA_EDGES, ASPECT_EDGES, ClassCount, collect
 from datacache.annotations.table.table import ProblemCount
 from tests.annotations.tables import box, broken, build, image
@@ -45,6 +46,15 @@ def test_statistics_count_images_boxes_classes_and_problems():
         ProblemCount("annotation-alone", "skipped", 1),
         ProblemCount("image-truncated", "skipped", 1),
     ]
+
+
+def test_shapes_are_counted():
+    corner = pack([0, 0, 4, 0, 0, 4])
+    shapes = [Extra(Polygon(corner)), Extra(Mask(b"12", 3, 3)), Extra(Polygon(corner), Keypoints(corner, b"\0\1\2"))]
+    boxes = [box("a")._replace(extra=extra) for extra in shapes]
+    found = collect(build([image("1.jpg", *boxes, box("a")), image("2.jpg", boxes[0]), broken("3.jpg")]))
+    assert found.shapes == {"polygons": 3, "masks": 1, "rotated": 0, "vertices": 9, "keypoints": 2}
+    assert not any(collect(build(ROWS)).shapes.values())
 
 
 def test_every_box_is_in_one_bin_of_each_histogram():
