@@ -298,6 +298,27 @@ def test_a_file_that_is_uploaded_while_its_folder_is_listed_has_the_same_inode_t
     assert (told.ino, told.complete) == (inode, not is_old)
 
 
+@pytest.mark.parametrize("is_uploaded", [False, True])
+def test_an_old_listing_tells_neither_a_size_from_before_nor_a_name_that_was_deleted(opened: Open, is_uploaded: bool):
+    directory = opened()
+    directory.write("a", b"1")
+    directory.write("b", b"1")
+    directory.flush()
+    names, inode = directory.fs.names, directory.attr("a").ino
+    handle = directory.do(names.opendir, ROOT)
+    a, b = directory.do(names.readdir, handle, 0)
+    names.readdir(handle, 2)  # the kernel has read a part of it
+    directory.write("a", b"longer")
+    directory.unlink("b")
+    if is_uploaded:
+        directory.flush()
+    directory.fs.remote.expire("")  # the store has to be asked by now
+    told = names.enter(handle, a)
+    assert told is not None
+    assert (told.ino, told.size_bytes) == (inode, len(b"longer"))
+    assert names.enter(handle, b) is None
+
+
 @promise("A file keeps inode number and times when the kernel forgets it and asks again (the last 50,000)")
 def test_what_the_kernel_forgets_has_the_same_inode_and_times_when_it_asks_again(opened: Open, bucket: Path):
     directory = opened(ttl_s=60.0)  # the number of a folder's links is told from a listing that is not old

@@ -64,11 +64,12 @@ class RemoteView:
         """Return whether the store did not answer when it was last asked."""
         return self._requests.is_away()
 
-    def entry(self, folder: str, name: str) -> tuple[RemoteFile | None, bool]:
-        """Return the object of this name in a folder, and whether there is a folder of this name."""
+    def entry(self, folder: str, name: str, *, older: bool = False) -> tuple[RemoteFile | None, bool]:
+        """Return the object of this name in a folder, and whether there is a folder of this name. With `older` a
+        listing of any age will do."""
         away = self._requests.is_away()
         listed = self._known.folders.get(folder)
-        if listed is not None and (away or self._is_fresh(listed.read_at)):
+        if listed is not None and (older or away or self._is_fresh(listed.read_at)):
             return listed.files.get(name), f"{name}/" in listed.folders
         key = folder + name
         probe = self._known.probes.get(key)

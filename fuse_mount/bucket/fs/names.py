@@ -215,34 +215,35 @@ class Names:
         with self._engine.lock:
             listing = self._listings[handle]
             folder = self._tree.get(listing.ino)
-            node, state, is_asked = folder.child(entry.name), entry.state, False
+            node, state = folder.child(entry.name), entry.state
             if not listing.is_fresh or (node is not None and not self._nodes.is_known_as(node, state)):
-                if folder.is_gone:
+                now = self._state_now_locked(folder, entry)
+                if now is None:
                     return None
-                try:
-                    now = self._view.look(folder.key, entry.name, plain=True)
-                except Load:
-                    is_asked, state = True, state._replace(complete=False)
-                else:
-                    if now is None:
-                        return None
-                    state = now
-            is_folder = state.content is None
-            is_certain = state.complete or is_folder
+                state = now
+            is_certain = state.complete or state.content is None
             if node is None and is_certain:
                 node = self._nodes.make(folder, entry.name, state)
-            elif (
-                node is None
-                or not (node.lookups or is_certain)
-                or not ((is_asked and node.is_folder == is_folder) or self._nodes.is_known_as(node, state))
-            ):
+            elif node is None or not (node.lookups or is_certain) or not self._nodes.is_known_as(node, state):
                 # The kernel keeps the size and times of a file that it is told first: what is not known for sure, or
-                # is something else since it was listed, is told of an inode that is never looked up. Of an inode that
-                # it has, whose name has to be asked for, it keeps nothing.
+                # is something else since it was listed, is told of an inode that is never looked up.
                 node = self._tree.make_nameless()
                 state = state._replace(complete=False)
             self._tree.tell(node)
             return self._nodes.attr(node, self._nodes.state_of(node) if node.draft is not None else state)
+
+    def _state_now_locked(self, folder: Node, entry: DirEntry) -> State | None:
+        """Return what lies under a name that was listed; None for nothing. Where the store would have to be asked, what
+        others did meanwhile is left out."""
+        if folder.is_gone:
+            return None
+        for older in (False, True):
+            try:
+                state = self._view.look(folder.key, entry.name, plain=True, older=older)
+                return state._replace(complete=state.complete and not older) if state is not None else None
+            except Load:
+                pass
+        return entry.state._replace(complete=False)
 
     def releasedir(self, handle: int) -> None:
         """Let go of a handle."""
@@ -742,9 +743,8 @@ def _changed(attributes: Attributes, changes: Changes) -> Attributes:
         mode = stat.S_IFMT(mode) | stat.S_IMODE(changes.mode)
     if changes.written_by is not None and not attributes.is_folder:
         uid, gid = changes.written_by
-        drops_group = mode & stat.S_IXGRP or (
-            uid and gid != attributes.gid
-        )  # as setattr_should_drop_sgid of the kernel
+        # As setattr_should_drop_sgid of the kernel.
+        drops_group = mode & stat.S_IXGRP or (uid and gid != attributes.gid)
         mode &= ~(stat.S_ISUID | (stat.S_ISGID if drops_group else 0))
     return attributes._replace(
         mode=mode,

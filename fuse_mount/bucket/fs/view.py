@@ -45,8 +45,9 @@ class View:
         self.engine, self.remote = engine, remote
         self._overlay = engine.overlay
 
-    def look(self, folder: str, name: str, *, plain: bool = False) -> State | None:
-        """Return what lies under a name of a folder; None for nothing. With `plain` without asking for attributes."""
+    def look(self, folder: str, name: str, *, plain: bool = False, older: bool = False) -> State | None:
+        """Return what lies under a name of a folder; None for nothing. With `plain` without asking for attributes, with
+        `older` from a listing of any age."""
         file_key = folder + name
         folder_key = f"{file_key}/"
         marker, pending = self._overlay.get(folder_key), self._overlay.get(file_key)
@@ -58,7 +59,7 @@ class View:
             return self._folder_state(folder_key, FOLDER_BASE if marker is None else marker.base, plain)
         if marker is not None and pending is not None:
             return None
-        file, is_folder = self.remote.entry(folder, name)
+        file, is_folder = self.remote.entry(folder, name, older=older)
         if is_folder and marker is None:
             return self._folder_state(folder_key, FOLDER_BASE, plain)
         if file is None or pending is not None:
