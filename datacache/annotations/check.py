@@ -57,6 +57,12 @@ def check(
             kept = (_checked(box, width, height, draft.file, problems) for box in boxes)
             boxes = tuple(box for box in kept if box is not None)
             break
+    if any(box.extra for box in boxes):
+        from datacache.annotations.shapes.check import checked_shape
+
+        boxes = tuple(
+            box if box.extra is None else checked_shape(box, width, height, draft.file, problems) for box in boxes
+        )
     labels = draft.labels and _checked_labels(draft, problems)
     return Annotation(path, width, height, boxes, labels, draft.file, draft.captions), problems
 

@@ -14,10 +14,13 @@ from typing import NamedTuple
 
 from datacache.annotations.check import clean_label
 from datacache.annotations.model import FORMATS, quote
+from datacache.annotations.shapes.outline import Skeleton
 from datacache.annotations.table.table import Table
 from datacache.core.errors import AnnotationError, UsageError
 
 _MAX_CLASSES = 100_000
+_MAX_KEYPOINTS = 10_000
+_OBB = re.compile(r"^#\s*task\s*:\s*obb\s*$", re.MULTILINE)
 _UNLISTED = re.compile(r"class_(0|[1-9][0-9]*)")
 _ENCODINGS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
 
@@ -29,8 +32,10 @@ class DataYaml(NamedTuple):
     """By id. An id that the file leaves out is called `class_7`."""
     folders: dict[str, tuple[str, ...]]
     """`train`, `val`, `test` → folders of images, or text files that list images, as they are written there."""
-    pose: bool
-    """There is a `kpt_shape`: the labels have keypoints after each box."""
+    pose: Skeleton | None = None
+    """There is a `kpt_shape`: the labels have keypoints after each box. Without names where it cannot be used."""
+    rotated: bool = False
+    """A comment `# task: obb` says that labels have the four corners of rotated boxes."""
 
 
 def decode(data: bytes) -> str | None:
@@ -101,7 +106,21 @@ def read_data_yaml(data: bytes, file: str) -> DataYaml:
         paths = tuple(item for item in items if isinstance(item, str) and item not in ("", "~", "null"))
         if paths:
             folders.setdefault(split, paths)
-    return DataYaml(_yaml_classes(content, file), folders, "kpt_shape" in content)
+    return DataYaml(_yaml_classes(content, file), folders, _skeleton(content), _OBB.search(text) is not None)
+
+
+def read_pose(data: bytes) -> Skeleton | None:
+    """Read what keypoints labels have from a `data.yaml` that need not say the classes."""
+    import yaml
+
+    text = decode(data) or ""
+    if not re.search(r"^kpt_shape\s*:", text, re.MULTILINE):
+        return None
+    try:
+        content = yaml.load(text, Loader=yaml.BaseLoader)  # noqa: S506 - see `read_data_yaml`
+    except (yaml.YAMLError, RecursionError, ValueError):
+        return Skeleton(())
+    return _skeleton(content) if isinstance(content, dict) else Skeleton(())
 
 
 def write_classes(names: Iterable[str]) -> bytes:
@@ -149,6 +168,29 @@ def class_order(
 def unlisted(id: int | str) -> str:
     """Return the label of a class that has no name."""
     return f"class_{id}"
+
+
+def _skeleton(content: dict[object, object]) -> Skeleton | None:
+    """Return what `kpt_shape`, `kpt_names` (those of the first class) and `flip_idx` say."""
+    if "kpt_shape" not in content:
+        return None
+    try:
+        count, dims = (int(value) for value in content["kpt_shape"])  # type: ignore[attr-defined]
+        flip = tuple(int(value) for value in content.get("flip_idx") or ())  # type: ignore[attr-defined]
+    except (TypeError, ValueError):
+        return Skeleton(())
+    if not 0 < count <= _MAX_KEYPOINTS or dims not in (2, 3):
+        return Skeleton(())
+    names = content.get("kpt_names")
+    first = next(iter(names.values()), None) if isinstance(names, dict) else names
+    if not isinstance(first, list) or len(first) != count or not all(isinstance(name, str) for name in first):
+        first = unnamed(count)
+    return Skeleton(tuple(first), (), flip if sorted(flip) == list(range(count)) else (), dims)
+
+
+def unnamed(count: int) -> tuple[str, ...]:
+    """Return names for keypoints that have none."""
+    return tuple(f"point_{n}" for n in range(1, count + 1))
 
 
 def _yaml_classes(content: dict[object, object], file: str) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final, NamedTuple
 
-from datacache.annotations.classes import read_classes, read_data_yaml
+from datacache.annotations.classes import read_classes, read_data_yaml, read_pose
 from datacache.annotations.formats.values import parse_number
 from datacache.annotations.model import FORMATS, Problem
 from datacache.annotations.pairing import (
@@ -25,6 +25,7 @@ from datacache.annotations.pairing import (
     split_of_name,
     without_extension,
 )
+from datacache.annotations.shapes.outline import Skeleton
 from datacache.core.errors import AnnotationError, UsageError
 from datacache.manifest.reader import Manifest
 
@@ -35,9 +36,11 @@ _HEAD_BYTES: Final = 2**16
 _CLASS_LIST: Final = re.compile(rb"(?:^|[^a-z])(?:classes|names|labels)\.txt$|\.names$|_darknet\.labels$")
 _NOTES: Final = re.compile(rb"^(?:readme|licen[cs]e|requirements|changelog|copying|citation|notice|authors)\b.*\.txt$")
 _IMAGE_SETS: Final = re.compile(rb"(?:^|/)imagesets/")
-_COCO_NAME: Final = re.compile(rb"coco|instances|annotations|(?:^|[^a-z])(?:train|valid|val|test|default|labels)")
+_COCO_NAME: Final = re.compile(
+    rb"coco|instances|annotations|captions|(?:^|[^a-z])(?:train|valid|val|test|default|labels)"
+)
 _COCO: Final = re.compile(rb'"(?:images|annotations|categories)"\s*:\s*\[\s*[\]{]')
-_OTHER_COCO: Final = re.compile(rb"(?:captions|panoptic|stuff|person_keypoints|image_info)_")
+_OTHER_COCO: Final = re.compile(rb"(?:panoptic|stuff|image_info)_")
 _VOC: Final = re.compile(rb"<(?:[\w.-]+:)?annotation[\s>]", re.IGNORECASE)
 """The root element of Pascal VOC; CVAT's own XML has `<annotations>`."""
 _CVAT: Final = re.compile(rb"<annotations>\s*<(?:version>1\.|meta>|image\s|track\s)")
@@ -144,8 +147,10 @@ class ClassList(NamedTuple):
     """The names of the classes that a data set has ids of."""
 
     names: tuple[str, ...]
-    pose: bool = False
-    """Labels have keypoints after their boxes: see `yolo.parse`."""
+    pose: Skeleton | None = None
+    """Of labels that have keypoints after their boxes: see `yolo.parse`."""
+    rotated: bool = False
+    """Labels are corners of rotated boxes."""
     problems: tuple[Problem, ...] = ()
     given: bool = False
     """True if classes were given because the data set's own do not serve."""
@@ -189,14 +194,15 @@ def read_class_list(read: Read, layout: Layout, given: Sequence[str] | None = No
         if layout.data_yamls:
             yamls = [(path, read_data_yaml(read(path), text(path))) for path in layout.data_yamls]
             names = _same([(path, content.classes) for path, content in yamls])
-            return ClassList(names, any(content.pose for _, content in yamls))
+            pose = next((content.pose for _, content in yamls if content.pose), None)
+            return ClassList(names, pose, any(content.rotated for _, content in yamls))
         if layout.class_lists:
             return ClassList(_same([(path, read_classes(read(path), text(path))) for path in layout.class_lists]))
     except (UsageError, AnnotationError):
         if given is None:
             raise
     if given is not None:
-        pose = any(re.search(rb"^kpt_shape\s*:", read(path), re.MULTILINE) for path in layout.data_yamls)
+        pose = next(filter(None, (read_pose(read(path)) for path in layout.data_yamls)), None)
         return ClassList(tuple(given), pose, given=True)
     message = (
         "there is no data.yaml, obj.names or classes.txt; classes are called class_0, class_1 and so on, and --classes "
@@ -328,7 +334,7 @@ class _Seen:
         complete = len(self.json.paths) == self.json.count
         candidates = sorted({*(self.json.paths if complete else ()), *self.coco_names})
         found = [path for path in candidates if not self._images_of(path) and _COCO.search(self._head(path))]
-        # The original's captions and panoptic masks say nothing that its instances do not.
+        # The original's panoptic masks say nothing that its instances do not.
         return [path for path in found if not _OTHER_COCO.match(path.lower().rpartition(b"/")[2])] or found
 
     def cvat(self) -> list[bytes]:

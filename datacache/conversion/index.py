@@ -43,7 +43,7 @@ from datacache.manifest.model import BlobId, Entry
 from datacache.manifest.reader import Manifest
 from datacache.reader.snapshot import Snapshot
 
-VERSION = 5
+VERSION = 6
 """Of what is read out of files: a table that another version made is made anew."""
 _EARLIER_TABLES = 5
 
@@ -153,9 +153,9 @@ class Annotations:
             progress("reading annotations of", done, source.layout.images)
         for problem in source.problems:
             builder.add_problem(problem)
-        return builder.finish(
-            {"format": source.format, "classes": list(source.classes), "version": VERSION, **reading.as_json()}
-        )
+        meta = {"format": source.format, "classes": list(source.classes), "version": VERSION, **reading.as_json()}
+        of_classes = {"skeletons": source.skeletons, "supercategories": source.supercategories}
+        return builder.finish(meta | {name: value for name, value in of_classes.items() if value})
 
     def _earlier(self) -> Table | None:
         """Return the newest other table of the same data set."""
@@ -222,6 +222,7 @@ class _Reader:
         self._files = Files(snapshot)
         self._origin, self._decode = reading.origin, reading.decode
         self._format, self._classes, self._pose = source.format, source.classes, source.pose
+        self._rotated = source.rotated
         self._sized = FORMATS[source.format].sized
         self._trust = (
             reading.trust_sizes and self._format != "yolo"
@@ -325,6 +326,7 @@ class _Reader:
                     height=header.displayed_height,
                     classes=self._classes,
                     pose=self._pose,
+                    rotated=self._rotated,
                 )
         except AnnotationError as exc:
             problems.append(unusable_file(exc, item.path))

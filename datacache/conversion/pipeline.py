@@ -18,10 +18,12 @@ from datacache.annotations.classes import class_order
 from datacache.annotations.formats.metadata import is_metadata
 from datacache.annotations.image_header import jpeg_end
 from datacache.annotations.model import FORMATS, Annotation, Problem, quote, truncated_image
+from datacache.annotations.shapes.outline import skeleton_of
 from datacache.annotations.table.table import Table
 from datacache.catalog.base import Catalog
 from datacache.catalog.commit import check_target, commit_manifest
 from datacache.catalog.objects import NewFiles, ObjectWriter
+from datacache.conversion.fitting import fit
 from datacache.conversion.index import Annotations, Reading, with_entries
 from datacache.conversion.model import Image, Report, Splits, stem
 from datacache.conversion.operations import Operations
@@ -111,7 +113,9 @@ def run(
             problems=report.problems,
             hint=f"It has {', '.join(sorted(found)[:_SHOWN])}{' and more' if len(found) > _SHOWN else ''}.",
         )
-    about = About(order, splits.names, plan.reading.origin)
+    skeletons = {name: skeleton_of(found) for name, found in table.meta.get("skeletons", {}).items()}
+    above = table.meta.get("supercategories", {})
+    about = About(order, splits.names, plan.reading.origin, skeletons, above)
     target = TARGETS[plan.to](about)
     sources: list[Source] = list(snapshot.manifest.root.sources)
     files = NewFiles(sources, catalog.put_blobs, open_objects)
@@ -253,7 +257,7 @@ def _write(
         annotation, entry = image.annotation, image.entry
         relative, problems = names.give(annotation.path, image.path)
         path = target.image_path(relative, image.split)
-        placed = annotation._replace(path=path)
+        placed = fit(annotation, target.holds, report.problems)._replace(path=path)
         own, more = target.add(placed, image.split, annotated=image.annotated)
         report.problems += (*problems, *more)
         yield files.refer(entry._replace(path=path.encode("utf-8", "surrogateescape")))
@@ -271,7 +275,11 @@ def _empty_splits(names: Sequence[str], report: Report, to: str) -> Iterator[Pro
     used = next((name for name in names if report.splits[name]), "")
     for name in names:
         if not report.splits[name]:
-            more = f"; data.yaml has the images of {used} for it" if to == "yolo" and name in ("train", "val") else ""
+            more = (
+                f"; data.yaml has the images of {used} for it"
+                if to.startswith("yolo") and name in ("train", "val")
+                else ""
+            )
             yield Problem("split-empty", "noted", "", 0, f"there is no image in the split {name}{more}")
 
 

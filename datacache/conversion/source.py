@@ -29,6 +29,7 @@ from datacache.annotations.image_header import HEAD_BYTES, TAIL_BYTES
 from datacache.annotations.layout import Layout, detect, read_class_list, text
 from datacache.annotations.model import FORMATS, Box, Draft, DraftFile, Problem, quote, unusable_file
 from datacache.annotations.pairing import Pairing, file_split, folder_split, image_folders, is_image, pair_leftovers
+from datacache.annotations.shapes.outline import NOTHING, Skeleton
 from datacache.core.concurrency import PerProcess
 from datacache.core.errors import AnnotationError
 from datacache.core.ids import BLOCK_BYTES, ObjectId, object_id
@@ -225,10 +226,12 @@ class Drafts:
     def _merged(self, image: bytes, one: Said, other: Said) -> Said:
         (a, a_problems), (b, b_problems) = one, other
         problems = a_problems + b_problems
+        a, b = _completed(a, b), _completed(b, a)
         known = set(map(same_object, a.boxes))
         more = tuple(box for box in b.boxes if same_object(box) not in known)
         first, second = a, b
-        if is_metadata(a.file) == is_metadata(b.file):
+        of_captions = any(draft.captions and not draft.boxes for draft in (a, b))
+        if is_metadata(a.file) == is_metadata(b.file) and not of_captions:
             repeats = self._repeats.setdefault((a.file, b.file), _Repeats(image))
             repeats.images += 1
             repeats.same += len(b.boxes) - len(more)
@@ -262,6 +265,23 @@ class Drafts:
         message = f"there is no image {draft.name!r} in the snapshot{more}; what is said of it is left out"
         self.problems += problems
         self.problems.append(Problem("annotation-without-image", "skipped", draft.file, draft.line, message))
+
+
+def _completed(draft: Draft, other: Draft) -> Draft:
+    """Return a draft with what the other knows of the same objects: one that a file gives an outline and another
+    keypoints has both."""
+    if not any(box.extra for box in other.boxes):
+        return draft
+    known = {box[:5]: box.extra for box in other.boxes if box.extra}
+    boxes = []
+    for box in draft.boxes:
+        mine, more = box.extra or NOTHING, known.get(box[:5])
+        if more is not None and all(a is None or b is None or a == b for a, b in zip(mine[:2], more[:2], strict=True)):
+            joined = mine._replace(outline=mine.outline or more.outline, keypoints=mine.keypoints or more.keypoints)
+            boxes.append(box._replace(extra=joined))
+        else:
+            boxes.append(box)
+    return draft._replace(boxes=tuple(boxes))
 
 
 def _lines_of(chosen: Draft, draft: Draft, boxes: tuple[Box, ...]) -> tuple[Box, ...]:
@@ -315,7 +335,12 @@ class AnnotationSource:
         self._manifest = snapshot.manifest
         self.layout: Layout = detect(self._manifest, self.read, format=format)
         self.format = self.layout.format
-        self.classes, self.pose, problems, self.classes_given = read_class_list(self.read, self.layout, classes)
+        found = read_class_list(self.read, self.layout, classes)
+        self.classes, self.pose, self.rotated, problems, self.classes_given = found
+        named = self.pose is not None and self.pose.names
+        self.skeletons: dict[str, Skeleton] = dict.fromkeys(self.classes, self.pose) if self.pose and named else {}
+        self.supercategories: dict[str, str] = {}
+        """Of the classes, where files say so. Complete with the first of `images`."""
         self.problems: list[Problem] = [*problems, *self.layout.problems()]
         """Those of no image. Complete when `images` has come to its end."""
 
@@ -325,7 +350,7 @@ class AnnotationSource:
 
     def fingerprint(self) -> bytes:
         """Return what, besides an image and its own annotation, decides how the annotation is read."""
-        return repr((self.format, self.classes, self.pose)).encode()
+        return repr((self.format, self.classes, self.pose, self.rotated)).encode()
 
     def images(self) -> Iterator[Item]:
         """Yield all images in the order of their paths."""
@@ -418,6 +443,8 @@ class AnnotationSource:
             self.problems.append(unusable_file(exc))
             return []
         self.problems += found.problems
+        self.skeletons = {**found.skeletons, **self.skeletons}
+        self.supercategories = {**found.supercategories, **self.supercategories}
         if not self.classes:
             self.classes = found.classes
         return found.images

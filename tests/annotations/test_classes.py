@@ -80,7 +80,8 @@ def test_a_name_is_what_is_written_and_not_what_yaml_makes_of_it():
 def test_a_data_yaml_says_where_splits_are_and_whether_there_are_keypoints():
     content = read_data_yaml(b"train: ../train/images\nval: [a, b]\ntest:\nnames: [x]\nkpt_shape: [17, 3]\n", "d")
     assert content.folders == {"train": ("../train/images",), "val": ("a", "b")}
-    assert content.pose
+    assert content.pose is not None
+    assert len(content.pose.names) == 17
     assert read_data_yaml(b"valid: v\nnames: [x]\n", "d").folders == {"val": ("v",)}
 
 

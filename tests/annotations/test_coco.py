@@ -95,7 +95,7 @@ def test_a_crowd_is_kept_and_noted():
 def test_without_a_box_polygons_give_one():
     assert one(bbox="missing", segmentation=[[10, 10, 20, 10, 20, 30], [5, 15, 8, 15, 8, 18]]) == (
         [("mask", 5, 10, 20, 30)],
-        [("polygon-boxed", "noted")],
+        [("box-missing", "noted")],
     )
     assert one(bbox=[], segmentation=[10, 10, 20, 10, 20, 30])[0] == [("mask", 10, 10, 20, 30)]
     assert one(bbox=None, segmentation=[[1, 2, 3, 4]])[0] == [("mask", 1, 2, 3, 4)]
@@ -128,7 +128,7 @@ def test_messages_about_objects_name_the_annotation_and_its_image_and_show_the_v
     _, more = check(draft, ImageHeader("jpeg", 640, 480), "a.jpg")
     said = {(problem.line, problem.message.split(";")[0]) for problem in (*problems, *found.problems)}
     assert said == {
-        (2, "annotations[1], id 18, of 'a.jpg' has the bbox [10, 20], and no polygon to take it from"),
+        (2, "annotations[1], id 18, of 'a.jpg' has the bbox [10, 20], and no outline to take it from"),
         (3, "annotations[2], id 19, of 'a.jpg' has [2] in its bbox, which is not a number"),
         (4, "annotations[3], id 20, of 'a.jpg' is of category 9, which is not in the file"),
         (5, "annotations[4], id 21 has the image_id '77', which is no image's"),

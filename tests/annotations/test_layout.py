@@ -124,11 +124,12 @@ def test_what_is_an_annotation_depends_on_the_format():
     assert not layout({"a.jpg": "", "instances.json": COCO}).is_annotation(b"instances.json")
 
 
-def test_captions_of_coco_are_not_read_where_there_are_instances():
-    files = {"a.jpg": "", "annotations/captions_val2017.json": COCO, "annotations/instances_val2017.json": COCO}
-    assert layout(files).lists == (b"annotations/instances_val2017.json",)
-    del files["annotations/instances_val2017.json"]
-    assert layout(files).lists == (b"annotations/captions_val2017.json",)
+def test_masks_of_all_things_are_not_read_where_there_are_instances():
+    names = ("captions_val2017", "instances_val2017", "panoptic_val2017")
+    files = {"a.jpg": "", **{f"annotations/{name}.json": COCO for name in names}}
+    assert layout(files).lists == (b"annotations/captions_val2017.json", b"annotations/instances_val2017.json")
+    files = {"a.jpg": "", "annotations/panoptic_val2017.json": COCO}
+    assert layout(files).lists == (b"annotations/panoptic_val2017.json",)
 
 
 def test_a_large_snapshot_is_recognised_by_a_sample():

@@ -13,6 +13,7 @@ from datacache.annotations.classes import read_data_yaml
 from datacache.annotations.formats import yolo
 from datacache.annotations.image_header import ImageHeader
 from datacache.annotations.model import PROBLEMS, Annotation, Box
+from datacache.annotations.shapes.outline import Skeleton
 from datacache.core.errors import AnnotationError, UsageError
 
 CLASSES = ("mask", "no_mask")
@@ -54,11 +55,11 @@ def test_a_sixth_column_is_a_confidence():
     assert problems == []
 
 
-def test_a_polygon_becomes_its_bounding_box_and_is_noted_once():
+def test_a_polygon_has_the_box_around_it():
     found, problems = boxes("0 0.1 0.1 0.3 0.2 0.2 0.4\n1 .5 .5 .6 .5 .6 .6 .5 .6\n")
     assert found[0] == ("mask", 10.0, 20.0, 30.0, 80.0)
     assert found[1][1:] == pytest.approx((50, 100, 60, 120))
-    assert problems == [("polygon-boxed", "noted", 1)]
+    assert problems == []
 
 
 def test_a_polygon_with_a_coordinate_that_is_not_finite_is_a_box_that_is_not():
@@ -67,11 +68,10 @@ def test_a_polygon_with_a_coordinate_that_is_not_finite_is_a_box_that_is_not():
         assert all(map(math.isnan, draft.boxes[0][1:5]))
 
 
-def test_keypoints_are_left_out_where_the_data_set_has_them():
-    found, problems = boxes("0 0.5 0.5 0.25 0.125 0.3 0.3 2 0.4 0.4 1\n", pose=True)
+def test_keypoints_are_passed_over_where_the_data_set_does_not_say_how_many():
+    found, problems = boxes("0 0.5 0.5 0.25 0.125 0.3 0.3 2 0.4 0.4 1\n", pose=Skeleton(()))
     assert found == [("mask", 37.5, 87.5, 62.5, 112.5)]
-    assert problems == [("keypoints-ignored", "noted", 1)]
-    assert boxes("0 0.5 0.5 0.25 0.125 0.3 0.3\n", pose=True)[0] == found
+    assert problems == [("keypoints-malformed", "repaired", 1)]
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ lines = st.lists(words, max_size=9).map(b" ".join)
 label_files = st.one_of(st.binary(max_size=80), st.lists(lines, max_size=6).map(b"\n".join))
 
 
-@given(label_files, st.booleans())
+@given(label_files, st.sampled_from([None, Skeleton(()), Skeleton(("a",), dims=2), Skeleton(("a",))]))
 @settings(max_examples=500, deadline=None)
 def test_no_label_file_raises_and_no_line_is_lost_without_a_problem(data, pose):
     draft, problems = yolo.parse(data, "f", width=640, height=480, classes=CLASSES, pose=pose)

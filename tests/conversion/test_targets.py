@@ -21,6 +21,7 @@ pytestmark = pytest.mark.shared_home
 Make = Callable[..., str]
 Convert = Callable[..., Conversion]
 Files = Callable[[str], dict[str, bytes]]
+OF_BOXES = sorted({*TARGETS} - {"yolo-pose"})
 
 
 @pytest.fixture
@@ -52,7 +53,7 @@ def labelled(tmp_path: Path, make: Make) -> Callable[..., str]:
 # --- labels of whole images ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("to", TARGETS)
+@pytest.mark.parametrize("to", OF_BOXES)
 @pytest.mark.parametrize("split", ["none", "train=0.5,val=0.5"])
 def test_labels_of_whole_images_are_carried_along_with_the_new_paths(
     to: str, split: str, labelled: Callable[..., str], convert: Convert, settings: Settings
@@ -144,9 +145,10 @@ def test_an_empty_split_is_noted_and_names_no_folder_that_is_not_there(
     labelled: Callable[..., str], convert: Convert, files: Files
 ) -> None:
     ref = labelled("a.jpg", "b.jpg")
-    for to in TARGETS:
+    for to in OF_BOXES:
         done = convert(ref, to=to, name=to, split="train=0.9999,val=0.00005,test=0.00005", strict=True)
-        assert [problem[:3] for problem in done.report.problems] == [("split-empty", "noted", "")] * 2
+        problems = [problem for problem in done.report.problems if problem.code != "box-outlined"]
+        assert [problem[:3] for problem in problems] == [("split-empty", "noted", "")] * 2
     done = convert(ref, split="train=0.9999,val=0.00005,test=0.00005")
     content = yaml.safe_load(files(done.record.ref)["data.yaml"])
     assert {key: content.get(key) for key in ("train", "val", "test")} == {

@@ -1,23 +1,27 @@
 """COCO: one JSON file for all images, with `images`, `annotations` and `categories`.
 
-The format of https://cocodataset.org/#format-data for object detection, with `attributes` of annotations as CVAT and
-Datumaro write them. A `bbox` is [x, y, width, height] in pixels. Used by the annotation table and by conversions. Pure
-functions, any thread.
+The format of https://cocodataset.org/#format-data for detection, keypoints and captions, with `attributes` of
+annotations as CVAT and Datumaro write them. A `bbox` is [x, y, width, height] in pixels; a `segmentation` is a list of
+polygons, which together are the object (none is a hole), or a mask as run lengths; `keypoints` are x, y and visibility
+in the order of their category's. Edges of a skeleton count from 1 there and from 0 here. Used by the annotation table
+and by conversions. Pure functions, any thread.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Final
 
 from datacache.annotations.check import clean_label
-from datacache.annotations.classes import unlisted
+from datacache.annotations.classes import unlisted, unnamed
 from datacache.annotations.formats.values import (
     JSON,
-    bounding_box,
     displayed,
     kind,
     load,
@@ -27,6 +31,21 @@ from datacache.annotations.formats.values import (
     to_text,
 )
 from datacache.annotations.model import Action, Annotation, Box, Draft, DraftFile, Problem, quote
+from datacache.annotations.shapes.outline import (
+    NOTHING,
+    POINT_BYTES,
+    Edges,
+    Keypoints,
+    Mask,
+    Outline,
+    Polygon,
+    Skeleton,
+    area,
+    bounds,
+    polygon_of,
+    rings,
+    unpack,
+)
 from datacache.core.errors import AnnotationError
 
 _FLAGS: Final = ("difficult", "truncated", "occluded")
@@ -34,6 +53,8 @@ _TRUE: Final = frozenset({"1", "true", "yes"})
 _FALSE: Final = frozenset({"0", "false", "no", ""})
 _HALVES: Final = re.compile("[\ud800-\udfff]")
 _AT_A_TIME: Final = 500
+_MAX_POINTS: Final = 100_000
+"""Of an object."""
 
 
 def parse(data: bytes | memoryview, file: str, classes: Sequence[str] = ()) -> DraftFile:
@@ -66,7 +87,12 @@ def parse(data: bytes | memoryview, file: str, classes: Sequence[str] = ()) -> D
     return reader.finish()
 
 
-def write(annotations: Iterable[Annotation], classes: Sequence[str]) -> Iterator[bytes]:
+def write(
+    annotations: Iterable[Annotation],
+    classes: Sequence[str],
+    skeletons: Mapping[str, Skeleton] = MappingProxyType({}),
+    supercategories: Mapping[str, str] = MappingProxyType({}),
+) -> Iterator[bytes]:
     """Write the file in pieces, for checked annotations in the order of their paths; `path` becomes `file_name`.
 
     Images are numbered from 1 as they come, objects likewise, categories from 1 in the order of `classes`, so the same
@@ -76,7 +102,7 @@ def write(annotations: Iterable[Annotation], classes: Sequence[str]) -> Iterator
     """
     ids = {name: number for number, name in enumerate(classes, 1)}
     categories = ",\n".join(
-        f'{{"id":{number},"name":{json.dumps(name)},"supercategory":""}}' for name, number in ids.items()
+        _category(name, number, skeletons.get(name), supercategories.get(name, "")) for name, number in ids.items()
     )
     yield f'{{"info":{{}},"licenses":[],\n"categories":[\n{categories}\n],\n"annotations":[\n'.encode()
     entries: list[bytes] = []
@@ -100,6 +126,28 @@ def write(annotations: Iterable[Annotation], classes: Sequence[str]) -> Iterator
     yield b"\n]}\n"
 
 
+def write_captions(annotations: Iterable[Annotation]) -> bytes:
+    """Write the file of captions for the images that have some; `path` becomes `file_name`."""
+    images: list[dict[str, JSON]] = []
+    captions: list[dict[str, JSON]] = []
+    for annotation in annotations:
+        id = len(images) + 1
+        size = {"width": annotation.width, "height": annotation.height}
+        images.append({"id": id, "file_name": annotation.path, **size})
+        for caption in annotation.captions:
+            captions.append({"id": len(captions) + 1, "image_id": id, "caption": caption})
+    content = {"info": {}, "licenses": [], "annotations": captions, "images": images}
+    return json.dumps(content, separators=(",", ":")).encode()
+
+
+def _category(name: str, number: int, skeleton: Skeleton | None, above: str) -> str:
+    text = f'"id":{number},"name":{json.dumps(name)},"supercategory":{json.dumps(above)}'
+    if skeleton is not None:
+        edges = [[a + 1, b + 1] for a, b in skeleton.edges]
+        text += f',"keypoints":{json.dumps(skeleton.names)},"skeleton":{json.dumps(edges)}'
+    return f"{{{text}}}"
+
+
 class _Reader:
     """Images, objects and problems of one file while it is read."""
 
@@ -112,6 +160,8 @@ class _Reader:
         self._lost_ids: dict[str, str] = {}
         # Category → how many objects, the first one's number, and what it is called in messages.
         self._unlisted: dict[str, tuple[int, int, str]] = {}
+        self._skeletons: dict[str, Skeleton] = {}
+        self._supercategories: dict[str, str] = {}
         self.number = 0  # of the annotation that is being read, from 1
 
     def problem(self, code: str, action: Action, message: str, image: _Image | None = None) -> None:
@@ -137,10 +187,35 @@ class _Reader:
                 message = f"{where} is called {quote(label)} like another one; their objects are of one class"
                 self.problem("class-repeated", "noted", message)
             self._labels[id] = label
+            self._keypoints_of(entry, label, where)
         else:
             self._labels[id] = unlisted(id)
             message = f"{where} has {shown(entry, 'name')}; its objects are labelled {unlisted(id)!r}"
             self.problem("class-unlisted", "noted", message)
+
+    def _keypoints_of(self, entry: dict[str, JSON], label: str, where: str) -> None:
+        """Take what a category says besides its name."""
+        if isinstance(above := entry.get("supercategory"), str) and above:
+            self._supercategories.setdefault(label, above)
+        names, edges = entry.get("keypoints"), entry.get("skeleton")
+        if not isinstance(names, list) or not names:
+            return
+        found: list[tuple[int, int]] = []
+        try:
+            found = [(int(a), int(b)) for a, b in edges or ()]
+        except (TypeError, ValueError, OverflowError):
+            message = f"{where} has {shown(entry, 'skeleton')}, which is none; it is passed over"
+            self.problem("skeleton", "noted", message)
+        first = 1
+        if any(0 in edge for edge in found):
+            first = 0
+            message = f"{where} counts the ends of its skeleton from 0, and COCO does from 1; they are taken as meant"
+            self.problem("skeleton", "repaired", message)
+        kept = tuple((a - first, b - first) for a, b in found if first <= min(a, b) and max(a, b) < first + len(names))
+        if len(kept) < len(found):
+            message = f"the skeleton of {where} has ends that are none of its {len(names)} keypoints; they are left out"
+            self.problem("skeleton", "repaired", message)
+        self._skeletons.setdefault(label, Skeleton(tuple(map(to_text, names)), kept))
 
     def image(self, entry: dict[str, JSON], where: str) -> None:
         """Take one of `images`."""
@@ -175,6 +250,9 @@ class _Reader:
             self.problem("image-unknown", "skipped", message)
             return
         where += f", of {quote(image.name)}"
+        if "category_id" not in entry and isinstance(caption := entry.get("caption"), str):
+            image.captions.append(caption)
+            return
         id = to_id(entry.get("category_id"))
         if id is None:
             self.problem("label-empty", "skipped", f"{where} has {shown(entry, 'category_id')}; it is left out", image)
@@ -184,14 +262,26 @@ class _Reader:
             count, number, first = self._unlisted.get(id, (0, self.number, where))
             self._unlisted[id] = count + 1, number, first
             label = unlisted(id)
-        edges = self._edges(entry, where, image)
+        said = len(image.problems)
+        outline = self._outline(entry["segmentation"], where, image) if entry.get("segmentation") else None
+        edges = self._edges(entry, where, image, outline)
         if edges is None:
+            del image.problems[said:-1]  # of the outline of an object that is left out
             return
         flags, attributes = _attributes(entry)
         if to_text(entry.get("iscrowd")) in _TRUE:
             attributes["iscrowd"] = "1"
-            self.problem("crowd", "noted", f"{where} is a crowd; its box is kept as one object", image)
-        image.boxes.append(Box(label, *edges, *flags, tuple(sorted(attributes.items())), self.number))
+            kept = "its box is kept" if outline is None else "it is kept"
+            self.problem("crowd", "noted", f"{where} is a crowd; {kept} as one object", image)
+        extra = None
+        keypoints = self._keypoints(entry, label, where, image) if entry.get("keypoints") else None
+        if outline is not None or keypoints is not None or _differs(entry.get("area"), edges):
+            given = to_number(entry.get("area"))
+            if given is not None and not 0 <= given < math.inf:
+                given = None
+            extra = NOTHING._replace(outline=outline, keypoints=keypoints, area=given)
+            extra = None if extra == NOTHING else extra
+        image.boxes.append(Box(label, *edges, *flags, tuple(sorted(attributes.items())), self.number, extra))
 
     def finish(self) -> DraftFile:
         """Return all of it."""
@@ -201,10 +291,21 @@ class _Reader:
             message = f"{objects} of category {id}, which is not in the file; labelled {unlisted(id)!r}"
             self.problem("class-unlisted", "noted", message)
         images = [
-            (Draft(self._file, image.name, image.width, image.height, tuple(image.boxes)), image.problems)
+            (
+                Draft(
+                    self._file,
+                    image.name,
+                    image.width,
+                    image.height,
+                    tuple(image.boxes),
+                    captions=tuple(image.captions),
+                ),
+                image.problems,
+            )
             for image in self._by_name.values()
         ]
-        return DraftFile(images, self._problems, tuple(dict.fromkeys(self._labels.values())))
+        classes = tuple(dict.fromkeys(self._labels.values()))
+        return DraftFile(images, self._problems, classes, self._skeletons, self._supercategories)
 
     def _lost_image(self, id: str | None, where: str, reason: str) -> None:
         self.problem("image-unnamed", "skipped", f"{where} {reason}; it is left out")
@@ -222,7 +323,7 @@ class _Reader:
             return 0
         return int(number)
 
-    def _edges(self, entry: dict[str, JSON], where: str, image: _Image) -> tuple[float, float, float, float] | None:
+    def _edges(self, entry: dict[str, JSON], where: str, image: _Image, outline: Outline | None) -> Edges | None:
         bbox = entry.get("bbox")
         if isinstance(bbox, list) and len(bbox) == 4:
             numbers = [to_number(value) for value in bbox]
@@ -236,14 +337,66 @@ class _Reader:
             message = f"{where} has {displayed(wrong)} in its bbox, which is not a number; it is left out"
             self.problem("box-text", "skipped", message, image)
             return None
-        around = _polygons_box(entry.get("segmentation"))
+        around = _around(outline)
         if around is None:
-            message = f"{where} has {shown(entry, 'bbox')}, and no polygon to take it from; it is left out"
+            message = f"{where} has {shown(entry, 'bbox')}, and no outline to take it from; it is left out"
             self.problem("box-missing", "skipped", message, image)
             return None
-        message = f"{where} has {shown(entry, 'bbox')}; the bounding box of its polygons was taken"
-        self.problem("polygon-boxed", "noted", message, image)
+        self.problem("box-missing", "noted", f"{where} has {shown(entry, 'bbox')}; that of its outline is taken", image)
         return around
+
+    def _outline(self, found: JSON, where: str, image: _Image) -> Outline | None:
+        """Read a segmentation; None, and a problem, for one that cannot be meant."""
+        stays = "the object stays as its box"
+        if isinstance(found, dict):
+            from datacache.annotations.shapes.mask import checked, from_runs
+
+            try:
+                height, width = found["size"]
+                counts = found["counts"]
+                if isinstance(counts, str):
+                    return checked(counts.encode(), width, height)
+                return from_runs(counts, width, height, listed=True)
+            except (KeyError, TypeError, ValueError) as exc:
+                reason = str(exc) if isinstance(exc, ValueError) else "a part of it is missing"
+                message = f"the mask of {where} cannot be read: {reason}; {stays}"
+                self.problem("mask-broken", "repaired", message, image)
+            return None
+        try:
+            parts = found if isinstance(found[0], list) else [found]
+            if sum(map(len, parts)) > 2 * _MAX_POINTS:
+                message = f"the outline of {where} has more than {_MAX_POINTS:,} points; {stays}"
+                self.problem("shape-too-large", "repaired", message, image)
+                return None
+            ringed = [array("d", part).tobytes() for part in parts]
+        except (KeyError, TypeError, OverflowError):
+            ringed = [b"-"]
+        if any(len(ring) % POINT_BYTES for ring in ringed):
+            self.problem("shape-malformed", "repaired", f"the outline of {where} is no list of points; {stays}", image)
+            return None
+        ringed = [ring for ring in ringed if ring]
+        return polygon_of(ringed) if ringed else None
+
+    def _keypoints(self, entry: dict[str, JSON], label: str, where: str, image: _Image) -> Keypoints | None:
+        """Read the keypoints of an object; None, and a problem, where they are not those of its class."""
+        skeleton = self._skeletons.get(label)
+        try:
+            values = array("d", entry["keypoints"])
+            visible = bytes(map(int, values[2::3]))
+            if list(visible) != values[2::3].tolist():
+                raise ValueError
+        except (TypeError, ValueError, OverflowError):
+            values, visible = array("d", [0]), b""
+        count = len(visible) if skeleton is None else len(skeleton.names)
+        if len(values) != 3 * count or count > _MAX_POINTS or max(visible, default=0) > 2:
+            message = f"the keypoints of {where} are not x, y and 0, 1 or 2 for each of {count}; they are left out"
+            self.problem("keypoints-malformed", "repaired", message, image)
+            return None
+        if skeleton is None:
+            self._skeletons[label] = Skeleton(unnamed(count))
+        points = array("d", bytes(POINT_BYTES * count))
+        points[0::2], points[1::2] = values[0::3], values[1::3]
+        return Keypoints(points.tobytes(), visible)
 
 
 @dataclass(slots=True)
@@ -254,6 +407,7 @@ class _Image:
     width: int = 0
     height: int = 0
     boxes: list[Box] = field(default_factory=list)
+    captions: list[str] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
 
 
@@ -275,29 +429,73 @@ def _attributes(entry: dict[str, JSON]) -> tuple[tuple[bool, bool, bool], dict[s
     }
 
 
-def _polygons_box(segmentation: JSON) -> tuple[float, float, float, float] | None:
-    """Return the box around all polygons; None where there are none (run-length masks always come with a bbox)."""
-    if not isinstance(segmentation, list):
-        return None
-    parts = segmentation if all(isinstance(part, list) for part in segmentation) else [segmentation]
-    values: list[float] = []
-    for part in parts:
-        numbers = [number for number in map(to_number, part) if number is not None]
-        if len(numbers) != len(part) or len(numbers) % 2:
-            return None
-        values += numbers
-    return bounding_box(values) if values else None
+def _around(outline: Outline | None) -> Edges | None:
+    """Return the box around an outline; None where there is none."""
+    if isinstance(outline, Mask):
+        from datacache.annotations.shapes.mask import bounds as mask_bounds
+
+        return mask_bounds(outline)
+    return None if outline is None else bounds(outline[0])
+
+
+def _area(outline: Outline | None, edges: Edges) -> float:
+    """Return the area in square pixels that is meant where a file gives none."""
+    if isinstance(outline, Mask):
+        from datacache.annotations.shapes.mask import area as mask_area
+
+        return mask_area(outline)
+    if isinstance(outline, Polygon):
+        return area(outline)
+    return _side(edges[0], edges[2]) * _side(edges[1], edges[3])
+
+
+def _differs(area: JSON, edges: Edges) -> bool:
+    """Tell whether an area is another than that of a box, not only another rounding of it."""
+    own = (edges[2] - edges[0]) * (edges[3] - edges[1])
+    return isinstance(area, float | int) and not (abs(area - own) < 0.01 or math.isclose(area, own, rel_tol=1e-3))
+
+
+def _side(low: float, high: float) -> float:
+    """Return the side that a file gave: the shortest number that, added to `low`, gives `high` to the last bit."""
+    side = high - low
+    for digits in range(6, 17):
+        if low + (short := round(side, digits)) == high:
+            return short
+    return side
 
 
 def _object(box: Box) -> str:
     """Write the members of an object that a box knows."""
-    width, height = box.x2 - box.x1, box.y2 - box.y1
+    extra = box.extra or NOTHING
+    width, height = _side(box.x1, box.x2), _side(box.y1, box.y2)
     bbox = ",".join(map(_digits, (box.x1, box.y1, width, height)))
     attributes: dict[str, str | bool] = dict(box.attributes)
     crowd = attributes.pop("iscrowd", "0") == "1"
     attributes |= {name: True for name in _FLAGS if getattr(box, name)}
-    text = f'"bbox":[{bbox}],"area":{_digits(width * height)},"segmentation":[],"iscrowd":{int(crowd)}'
+    area = _area(extra.outline, box[1:5]) if extra.area is None else extra.area
+    segmentation = "[]" if extra.outline is None else _segmentation(extra.outline)
+    text = f'"bbox":[{bbox}],"area":{_digits(area)},"segmentation":{segmentation},"iscrowd":{int(crowd)}'
+    if extra.keypoints is not None:
+        points, visible = list(map(_digits, unpack(extra.keypoints.points))), extra.keypoints.visible
+        flat = ",".join(f"{x},{y},{v}" for x, y, v in zip(points[0::2], points[1::2], visible, strict=True))
+        text += f',"keypoints":[{flat}],"num_keypoints":{len(visible) - visible.count(0)}'
+    if extra.score is not None:
+        text += f',"score":{_digits(extra.score)}'
     return f'{text},"attributes":{json.dumps(attributes, sort_keys=True)}' if attributes else text
+
+
+def _segmentation(outline: Outline) -> str:
+    """Write a mask as run lengths, and a polygon, which has no holes here, as one list of numbers a ring."""
+    if isinstance(outline, Mask):
+        if outline.listed:
+            from datacache.annotations.shapes.mask import runs
+
+            counts = json.dumps(runs(outline).tolist(), separators=(",", ":"))
+        else:
+            counts = json.dumps(outline.counts.decode())
+        return f'{{"size":[{outline.height},{outline.width}],"counts":{counts}}}'
+    parts = [ring for ring, _ in rings(outline)] if isinstance(outline, Polygon) else [outline.corners]
+    return "[" + ",".join("[" + ",".join(map(_digits, unpack(part))) + "]" for part in parts) + "]"
 
 
 def _digits(value: float) -> str:

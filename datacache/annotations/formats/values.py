@@ -6,7 +6,6 @@ Used by the readers of formats. Pure functions, any thread.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -129,11 +128,3 @@ class ClassIds:
         for id, lines in self._unlisted.items():
             message = f"{counted(lines)} of class {id}, and the list has {len(self._classes)}; kept as {unlisted(id)!r}"
             problems.add("class-unlisted", "noted", message, lines[0])
-
-
-def bounding_box(values: Sequence[float]) -> tuple[float, float, float, float]:
-    """Return the box around x, y, x, y …; all `nan` where one is not finite, which min and max would pass over."""
-    if not all(map(math.isfinite, values)):
-        return (math.nan, math.nan, math.nan, math.nan)
-    xs, ys = values[0::2], values[1::2]
-    return min(xs), min(ys), max(xs), max(ys)

@@ -8,17 +8,21 @@ conversions. Pure functions, any thread.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from datacache.annotations.formats.values import ClassIds, bounding_box, parse_number
+from datacache.annotations.formats.values import ClassIds, parse_number
 from datacache.annotations.model import Annotation, Box, Draft, Problem, Problems, quote
+from datacache.annotations.shapes.outline import Extra, Keypoints, Polygon, Rotated, Skeleton, bounds, unpack
 from datacache.core.errors import AnnotationError, UsageError
 
 MAX_BYTES: Final = 32 * 2**20
 MAX_LINES: Final = 100_000
+_MAX_POINTS: Final = 100_000
+"""Of an object."""
 _BOM = b"\xef\xbb\xbf"
-_KEYS = frozenset(("path", "nc", "names", "download", "kpt_shape", "flip_idx", "channels", "yaml_file"))
+_KEYS = frozenset(("path", "nc", "names", "download", "kpt_shape", "kpt_names", "flip_idx", "channels", "yaml_file"))
 _PLAIN = frozenset(("train", "val", "test"))  # all others may be keywords: YAML 1.1 reads `no` as false
 _LINE = b"%d %.6f %.6f %.6f %.6f\n"
 
@@ -27,14 +31,22 @@ _LINE = b"%d %.6f %.6f %.6f %.6f\n"
 
 
 def parse(
-    data: bytes | memoryview, file: str, *, width: int, height: int, classes: Sequence[str], pose: bool = False
+    data: bytes | memoryview,
+    file: str,
+    *,
+    width: int,
+    height: int,
+    classes: Sequence[str],
+    pose: Skeleton | None = None,
+    rotated: bool = False,
 ) -> tuple[Draft, list[Problem]]:
-    """Read the boxes of a label file, in pixels of an image of `width` by `height` as it is displayed.
+    """Read the objects of a label file, in pixels of an image of `width` by `height` as it is displayed.
 
-    A line may have a confidence after its box (an attribute), or be a polygon `class x1 y1 x2 y2 x3 y3 …` (its bounding
-    box is taken); with `pose`, keypoints follow each box. An id that is not in `classes` becomes the label `class_7`,
-    which is a problem only where there is a list. The draft has no size: the format knows none. `AnnotationError` for a
-    file that is larger than any of one image.
+    A line may have a confidence after its box (an attribute), or be a polygon `class x1 y1 x2 y2 x3 y3 …`, which with
+    `rotated` is the corners of a rotated box where there are four; with `pose`, keypoints follow each box.
+
+    An id that is not in `classes` becomes the label `class_7`, which is a problem only where there is a list. The draft
+    has no size: the format knows none. `AnnotationError` for a file that is larger than any of one image.
     """
     data = bytes(data)
     if len(data) > MAX_BYTES:
@@ -44,7 +56,7 @@ def parse(
     if len(lines) > MAX_LINES:
         message = f"the file has {len(lines):,} lines, more than {MAX_LINES:,}"
         raise AnnotationError(message, code="file-too-large", file=file)
-    reader = _Lines(file, width, height, classes)
+    reader = _Lines(file, (width, height), classes, pose, rotated=rotated)
     listed = len(classes)
     boxes = reader.boxes
     for number, line in enumerate(lines, 1):
@@ -67,7 +79,7 @@ def parse(
                     boxes.append(Box(classes[id], x1, y1, x2, y2, False, False, False, (), number))
                     continue
         if parts:
-            reader.odd(parts, number, pose=pose)
+            reader.odd(parts, number)
     reader.finish()
     return Draft(file, boxes=tuple(boxes)), reader.problems
 
@@ -75,56 +87,77 @@ def parse(
 class _Lines:
     """The boxes and problems of one label file while it is read."""
 
-    def __init__(self, file: str, width: int, height: int, classes: Sequence[str]) -> None:
+    def __init__(
+        self, file: str, size: tuple[int, int], classes: Sequence[str], pose: Skeleton | None, *, rotated: bool
+    ) -> None:
         self.file = file
         self.boxes: list[Box] = []
         self.problems = Problems(file)
-        self._width, self._height, self._ids = width, height, ClassIds(classes)
-        self._polygons: list[int] = []
-        self._poses: list[int] = []
+        (self._width, self._height), self._ids = size, ClassIds(classes)
+        self._pose, self._rotated = pose, rotated
 
-    def odd(self, parts: Sequence[bytes], number: int, *, pose: bool) -> None:
+    def odd(self, parts: Sequence[bytes], number: int) -> None:
         """Read a line that is not five numbers with a class of the list."""
-        columns = len(parts)
-        polygon = columns >= 7 and columns % 2 == 1 and not pose
-        if columns < 5 or (columns > 6 and not polygon and not pose):
+        columns, pose = len(parts), self._pose
+        polygon = columns >= 7 and columns % 2 == 1 and pose is None
+        if columns < 5 or (columns > 6 and not polygon and pose is None):
             message = f"{_shown(parts)} has {columns} columns, and a box has 5; the line is left out"
             self.problems.add("line-malformed", "skipped", message, number)
+            return
+        if polygon and columns > 1 + 2 * _MAX_POINTS:
+            message = f"the polygon has more than {_MAX_POINTS:,} points; the line is left out"
+            self.problems.add("shape-too-large", "skipped", message, number)
             return
         id = self._ids.parse(parts[0], "line", self.problems, number)
         if id is None:
             return
         values: list[float] = []
-        for part in parts[1:5] if pose else parts[1:]:  # keypoints are not read, and so cannot be wrong
+        for part in parts[1:5] if pose else parts[1:]:
             value = parse_number(part)
             if value is None:
                 message = f"{quote(_text(part))} is not a number; the line is left out"
                 self.problems.add("box-text", "skipped", message, number)
                 return
             values.append(value)
-        if polygon:
-            self._polygons.append(number)
-            edges = bounding_box(values)
-        else:
-            cx, cy, w, h = values[:4]
-            edges = (cx - w / 2, cy - h / 2, cx + w / 2, cy + h / 2)
-            if columns > 6:
-                self._poses.append(number)
-        attributes = (("confidence", _text(parts[5])),) if columns == 6 and not pose else ()
-        x1, y1, x2, y2 = edges
         w, h = self._width, self._height
         label = self._ids.label(id, number)
-        self.boxes.append(Box(label, x1 * w, y1 * h, x2 * w, y2 * h, attributes=attributes, line=number))
+        extra = None
+        if polygon:
+            points = array("d", values)
+            points[0::2] = array("d", [x * w for x in values[0::2]])
+            points[1::2] = array("d", [y * h for y in values[1::2]])
+            raw = points.tobytes()
+            extra = Extra(Rotated(raw) if self._rotated and columns == 9 else Polygon(raw))
+            edges = bounds(raw)
+        else:
+            cx, cy, bw, bh = values[:4]
+            edges = (cx - bw / 2) * w, (cy - bh / 2) * h, (cx + bw / 2) * w, (cy + bh / 2) * h
+            keypoints = None if pose is None else self._keypoints(parts[5:], pose, number)
+            extra = None if keypoints is None else Extra(keypoints=keypoints)
+        attributes = (("confidence", _text(parts[5])),) if columns == 6 and not pose else ()
+        self.boxes.append(Box(label, *edges, attributes=attributes, line=number, extra=extra))
 
     def finish(self) -> None:
         """Report what is said once for the whole file."""
         self._ids.finish(self.problems, _objects)
-        if self._polygons:
-            message = f"{_objects(self._polygons)} drawn as polygons; their bounding boxes were taken"
-            self.problems.add("polygon-boxed", "noted", message, self._polygons[0])
-        if self._poses:
-            message = f"{_objects(self._poses)} with keypoints, which are left out; the boxes were taken"
-            self.problems.add("keypoints-ignored", "noted", message, self._poses[0])
+
+    def _keypoints(self, parts: Sequence[bytes], pose: Skeleton, number: int) -> Keypoints | None:
+        """Read what comes after a box: x and y of each keypoint, and with three dimensions its visibility. With two
+        those with a negative number are not there."""
+        count, dims = len(pose.names), pose.dims
+        values = [value for value in map(parse_number, parts) if value is not None]
+        there = [x >= 0 and y >= 0 for x, y in zip(values[0::2], values[1::2], strict=False)]
+        seen = values[2::3] if dims == 3 else [2.0 * each for each in there]
+        if not len(parts) == len(values) == count * dims or not {0.0, 1.0, 2.0}.issuperset(seen):
+            message = f"there are not {count} keypoints of {dims} numbers after the box; they are left out"
+            self.problems.add("keypoints-malformed", "repaired", message, number)
+            return None
+        points = array("d", bytes(16 * count))
+        points[0::2] = array("d", [x * self._width for x in values[0::dims]])
+        points[1::2] = array("d", [y * self._height for y in values[1::dims]])
+        if dims == 2:
+            points = array("d", [value if there[n // 2] else 0.0 for n, value in enumerate(points)])
+        return Keypoints(points.tobytes(), bytes(map(int, seen))) if count else None
 
 
 def write(annotation: Annotation, class_ids: Mapping[str, int]) -> bytes:
@@ -147,11 +180,58 @@ def write(annotation: Annotation, class_ids: Mapping[str, int]) -> bytes:
     return _LINE * count % tuple(values)
 
 
+def write_outlines(annotation: Annotation, class_ids: Mapping[str, int]) -> bytes:
+    """Write the label file for segmentation or rotated boxes: a line an object with the points of its outline, which is
+    a polygon of one ring or a rotated box; of a box alone its four corners.
+
+    Points are written inside the image: Ultralytics leaves out an image with one outside."""
+    lines: list[bytes] = []
+    for id, box in _chosen(annotation, class_ids):
+        outline = box.extra and box.extra.outline
+        if isinstance(outline, Polygon | Rotated):
+            values = unpack(outline[0])
+        else:
+            values = array("d", (box.x1, box.y1, box.x2, box.y1, box.x2, box.y2, box.x1, box.y2))
+        lines.append((b"%d" + b" %.6f" * len(values) + b"\n") % (id, *_shares(values, annotation)))
+    return b"".join(lines)
+
+
+def write_keypoints(annotation: Annotation, class_ids: Mapping[str, int], skeleton: Skeleton) -> bytes:
+    """Write the label file for keypoints: a line an object with its box, then x, y and visibility of each of the
+    skeleton's keypoints; 0, 0 and 0 for those that an object has not."""
+    lines: list[bytes] = []
+    boxes = write(annotation, class_ids).splitlines()
+    for line, (_, box) in zip(boxes, _chosen(annotation, class_ids), strict=True):
+        keypoints = box.extra and box.extra.keypoints
+        shares, seen = [], b""
+        if keypoints:
+            shares, seen = list(_shares(unpack(keypoints.points), annotation)), keypoints.visible
+        lines.append(line)
+        for n in range(len(skeleton.names)):
+            point = (shares[2 * n], shares[2 * n + 1], seen[n]) if n < len(seen) else (0.0, 0.0, 0)
+            lines.append(b" %.6f %.6f %d" % point)
+        lines.append(b"\n")
+    return b"".join(lines)
+
+
+def _chosen(annotation: Annotation, class_ids: Mapping[str, int]) -> list[tuple[int, Box]]:
+    return [(class_ids[box.label], box) for box in annotation.boxes if box.label in class_ids]
+
+
+def _shares(values: array[float], annotation: Annotation) -> Iterator[float]:
+    """Return x, y, x, y … as parts of the image's sides, from 0 to 1."""
+    sides = annotation.width, annotation.height
+    return (min(max(value / sides[n & 1], 0.0), 1.0) for n, value in enumerate(values))
+
+
 # --- data.yaml and obj.data -----------------------------------------------------------------------------------------
 
 
-def data_yaml(folders: Mapping[str, str], classes: Sequence[str]) -> bytes:
-    """Write `data.yaml` for folders of images by split.
+def data_yaml(
+    folders: Mapping[str, str], classes: Sequence[str], pose: Skeleton | None = None, *, rotated: bool = False
+) -> bytes:
+    """Write `data.yaml` for folders of images by split. That labels are `rotated` boxes stands in a comment, by which
+    `read_data_yaml` knows them from polygons; Ultralytics does not tell.
 
     Ultralytics refuses a file without `train` and `val`: where one of them is not there, it is the first folder. There
     is no `path`: without it the folders are beside the file, while `path: .` means wherever training was started
@@ -166,7 +246,12 @@ def data_yaml(folders: Mapping[str, str], classes: Sequence[str]) -> bytes:
     lines.append(f"nc: {len(classes)}\n")
     lines.append("names:\n" if classes else "names: {}\n")
     lines += [f"  {id}: {_yaml(name)}\n" for id, name in enumerate(classes)]
-    return "".join(lines).encode()
+    if pose is not None:
+        lines.append(f"kpt_shape: [{len(pose.names)}, {pose.dims}]\n")
+        lines += [f"flip_idx: {list(pose.flip)}\n"] if pose.flip else []
+        names = ", ".join(map(_yaml, pose.names))
+        lines += ["kpt_names:\n", *(f"  {id}: [{names}]\n" for id in range(len(classes)))]
+    return "".join(["# task: obb\n"] * rotated + lines).encode()
 
 
 def darknet_data(classes: int, lists: Mapping[str, str]) -> bytes:

@@ -11,7 +11,7 @@ import math
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 Edges = tuple[float, float, float, float]
 """x1, y1, x2, y2."""
@@ -22,7 +22,7 @@ class Polygon(NamedTuple):
     """An area within rings of straight lines."""
 
     points: bytes
-    """Of all rings, one after the other; none repeats its first point at its end."""
+    """Of all rings, one after the other. A ring is closed, whether its last point repeats the first or not."""
     ends: tuple[int, ...] = ()
     """The number of points up to the end of each ring; () for one ring."""
     holes: int = 0
@@ -86,6 +86,12 @@ class Skeleton(NamedTuple):
 
 
 NOTHING = Extra()
+
+
+def skeleton_of(fields: Sequence[Any]) -> Skeleton:
+    """Return a skeleton that JSON made a list of."""
+    names, edges, flip, dims = fields
+    return Skeleton(tuple(names), tuple((a, b) for a, b in edges), tuple(flip), dims)
 
 
 def pack(values: Iterable[float]) -> bytes:

@@ -3,6 +3,7 @@
 Used by the pipeline. A target knows paths and bytes, nothing of snapshots or stores. Layouts:
 
     yolo         images/[SPLIT/]x.jpg  labels/[SPLIT/]x.txt  data.yaml               (Ultralytics)
+                 (likewise yolo-segment, yolo-pose and yolo-obb)
     darknet      obj_train_data/[SPLIT/]x.jpg and x.txt  obj.names  obj.data  SPLIT.txt
     coco         images/[SPLIT/]x.jpg  annotations/instances[_SPLIT].json
     cvat         images/[SPLIT/]x.jpg  annotations.xml
@@ -23,7 +24,7 @@ from datacache.conversion.targets.coco import Coco
 from datacache.conversion.targets.cvat import Cvat
 from datacache.conversion.targets.keras_yolo import KerasYolo
 from datacache.conversion.targets.voc import Voc
-from datacache.conversion.targets.yolo import Darknet, Yolo
+from datacache.conversion.targets.yolo import Darknet, Yolo, YoloObb, YoloPose, YoloSegment
 
 __all__ = ["TARGETS", "About", "Target"]
 
@@ -34,5 +35,8 @@ TARGETS: dict[str, Callable[[About], Target]] = {
     "keras-yolo3": KerasYolo,
     "voc": Voc,
     "yolo": Yolo,
+    "yolo-obb": YoloObb,
+    "yolo-pose": YoloPose,
+    "yolo-segment": YoloSegment,
 }
 """The formats as `--to` names them."""

@@ -6,9 +6,12 @@ from collections.abc import Iterator, Sequence
 
 from datacache.annotations.classes import write_classes
 from datacache.annotations.formats import yolo
-from datacache.annotations.model import Annotation, Problem
+from datacache.annotations.model import Annotation, Box, Problem
+from datacache.annotations.shapes.outline import Skeleton
 from datacache.conversion.model import stem
 from datacache.conversion.targets.base import About, File, Target, lines
+from datacache.core.counters import count
+from datacache.core.errors import UsageError
 
 
 class Yolo(Target):
@@ -19,13 +22,74 @@ class Yolo(Target):
 
     def _add(self, annotation: Annotation, split: str, annotated: bool) -> tuple[Sequence[File], Sequence[Problem]]:
         self._used.add(split)
-        label = f"labels{stem(annotation.path).removeprefix('images')}.txt"
-        return [(label, yolo.write(annotation, self._ids))] if annotated else [], ()
+        if not annotated:
+            return (), ()
+        data, problems = self._labels_of(annotation)
+        return [(f"labels{stem(annotation.path).removeprefix('images')}.txt", data)], problems
+
+    def _labels_of(self, annotation: Annotation) -> tuple[bytes, Sequence[Problem]]:
+        return yolo.write(annotation, self._ids), ()
 
     def _finish(self) -> Iterator[File]:
         # A folder without images is none in a snapshot, and Ultralytics refuses to start without it.
         folders = {split: f"images/{split}" for split in self._splits if split in self._used}
-        yield "data.yaml", yolo.data_yaml(folders or {"train": "images", "val": "images"}, self._classes)
+        folders = folders or {"train": "images", "val": "images"}
+        yield "data.yaml", yolo.data_yaml(folders, self._classes, self._pose(), rotated="rotated" in self.holds)
+
+    def _pose(self) -> Skeleton | None:
+        """Return the keypoints that labels have."""
+        return None
+
+
+class YoloSegment(Yolo):
+    """A polygon an object; of a box alone its four corners, as Ultralytics leaves out an image that has both kinds."""
+
+    holds = frozenset({"polygon"})
+
+    def _labels_of(self, annotation: Annotation) -> tuple[bytes, Sequence[Problem]]:
+        alone = [box for box in annotation.boxes if box.label in self._ids and not (box.extra and box.extra.outline)]
+        problems = []
+        if alone:
+            message = f"{annotation.path}: the boxes of {count(len(alone), 'object')} are written as their four corners"
+            problems.append(Problem("box-outlined", "noted", annotation.source, alone[0].line, message))
+        return yolo.write_outlines(annotation, self._ids), problems
+
+
+class YoloObb(YoloSegment):
+    """Four corners an object."""
+
+    holds = frozenset({"rotated"})
+
+
+class YoloPose(Yolo):
+    """A box and keypoints an object, as many as the class with the most has."""
+
+    holds = frozenset({"keypoints"})
+
+    def __init__(self, about: About) -> None:
+        super().__init__(about)
+        found = [about.skeletons[name] for name in about.classes if name in about.skeletons]
+        if not found:
+            raise UsageError("no class has keypoints, and yolo-pose is for these", hint="Choose another format.")
+        self._longest = max(found, key=lambda skeleton: len(skeleton.names))
+
+    def _labels_of(self, annotation: Annotation) -> tuple[bytes, Sequence[Problem]]:
+        most = len(self._longest.names)
+        fewer = [box for box in annotation.boxes if box.label in self._ids and _keypoints(box) != most]
+        problems = []
+        if fewer:
+            message = f"{annotation.path}: {count(len(fewer), 'object')} with fewer keypoints than {most}; others are 0"
+            problems.append(Problem("keypoints-padded", "noted", annotation.source, fewer[0].line, message))
+        return yolo.write_keypoints(annotation, self._ids, self._longest), problems
+
+    def _pose(self) -> Skeleton | None:
+        from datacache.annotations.shapes.clip import mirrored_order
+
+        return self._longest._replace(flip=mirrored_order(self._longest), dims=3)
+
+
+def _keypoints(box: Box) -> int:
+    return len(box.extra.keypoints.visible) if box.extra and box.extra.keypoints else 0
 
 
 class Darknet(Target):

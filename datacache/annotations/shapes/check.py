@@ -1,0 +1,80 @@
+"""The check of outlines and keypoints: an object whose outline cannot be meant stays as its box.
+
+Used by `annotations.check` for objects that have more than a box, after their boxes were checked. Outlines that leave
+here are finite, have an area, and lie in the image, as far as `annotations.check` lets edges lie outside. Pure, any
+thread; NumPy and shapely are imported only for what must be cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import isnan
+from typing import Final
+
+from datacache.annotations.model import Box, Problem, quote
+from datacache.annotations.shapes.outline import NOTHING, POINT_BYTES, Edges, Extra, Mask, Polygon, Rotated, bounds
+
+SLACK_PX: Final = 0.01
+"""How far a point may lie outside without a report; six decimals move one by less in any image that is decoded."""
+_BOX_DIFFERS_PX: Final = 2.0
+Report = Callable[[str, bool, str], None]
+"""Takes a code, whether it was repaired (else noted), and the message."""
+
+
+def checked_shape(box: Box, width: int, height: int, file: str, problems: list[Problem]) -> Box:
+    """Return the box with what can be kept of its extra."""
+    extra = box.extra
+    if extra is None:
+        return box
+    shown = f"an object of {quote(box.label)}"
+
+    def report(code: str, repaired: bool, message: str) -> None:
+        problems.append(Problem(code, "repaired" if repaired else "noted", file, box.line, message))
+
+    outline, around = extra.outline, None
+    if isinstance(outline, Mask):
+        if (outline.width, outline.height) != (width, height):
+            message = f"the mask of {shown} is {outline.width}x{outline.height}, and its image is {width}x{height}"
+            report("mask-size", True, f"{message}; the object stays as its box")
+            outline = None
+    elif outline is not None:
+        outline, around = _points_checked(outline, width, height, shown, report)
+    if around is not None and max(abs(a - b) for a, b in zip(around, box[1:5], strict=True)) > _BOX_DIFFERS_PX:
+        report("box-shape-differ", False, f"the box of {shown} is not the one around its outline; both are kept")
+    keypoints = extra.keypoints
+    if keypoints is not None and keypoints.visible:
+        x1, y1, x2, y2 = bounds(keypoints.points)
+        if isnan(x1):
+            report("shape-not-finite", True, f"a keypoint of {shown} is not finite; its keypoints are left out")
+            keypoints = None
+        elif x1 < -SLACK_PX or y1 < -SLACK_PX or x2 > width + SLACK_PX or y2 > height + SLACK_PX:
+            report("keypoint-outside", False, f"a keypoint of {shown} lies outside the image; it is kept")
+    if outline is extra.outline and keypoints is extra.keypoints:
+        return box
+    changed: Extra = extra._replace(outline=outline, keypoints=keypoints, area=None if outline is None else extra.area)
+    return box._replace(extra=None if changed == NOTHING else changed)
+
+
+def _points_checked(
+    outline: Polygon | Rotated, width: int, height: int, shown: str, report: Report
+) -> tuple[Polygon | Rotated | None, Edges | None]:
+    """Return the outline inside the image, and the box around it."""
+    points = outline[0]
+    x1, y1, x2, y2 = edges = bounds(points)
+    stays = "the object stays as its box"
+    if points and isnan(x1):
+        report("shape-not-finite", True, f"the outline of {shown} has a point that is not finite; {stays}")
+        return None, None
+    if len(points) < 3 * POINT_BYTES or x1 >= x2 or y1 >= y2:
+        report("polygon-empty", True, f"the outline of {shown} has no area; {stays}")
+        return None, None
+    if x1 >= -SLACK_PX and y1 >= -SLACK_PX and x2 <= width + SLACK_PX and y2 <= height + SLACK_PX:
+        return outline, edges
+    from datacache.annotations.shapes.clip import Movement, carried
+
+    kept, _ = carried(outline, [Movement(lambda x, y: (x, y), width, height, cuts=True)])
+    if kept is None or isinstance(kept, Mask):
+        report("polygon-empty", True, f"the outline of {shown} lies outside the image; {stays}")
+        return None, None
+    report("polygon-clipped", True, f"the outline of {shown} lies partly outside the image; it is cut at its edge")
+    return kept, bounds(kept[0])

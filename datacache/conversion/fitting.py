@@ -1,0 +1,130 @@
+"""Change what a format cannot hold into what it can, always in the same way, and say so.
+
+An outline becomes the nearest thing: a mask is traced to a polygon, a polygon with holes is filled to a mask or its
+rings are joined, a rotated box becomes a polygon, and where a format has no outlines the object stays as its box. What
+has no counterpart is left out. Each kind of change is one problem an image, `changed`, with the number of objects in
+its message; `--strict` refuses it. Used by the pipeline, between the boxes that were chosen and the target. Images with
+boxes alone cost one look at each. Pure, any thread; NumPy, shapely and pycocotools are imported for what is changed.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from datacache.annotations.model import Annotation, Box, Problem
+from datacache.annotations.shapes.outline import NOTHING, Extra, Mask, Outline, Polygon, Rotated, rings
+from datacache.core.counters import count
+
+_OUTLINES: Final = frozenset({"polygon", "mask", "rotated"})
+_PAIRS_AT_ONCE: Final = 4_000_000
+
+
+def fit(annotation: Annotation, holds: frozenset[str], problems: list[Problem]) -> Annotation:
+    """Return what a format can hold of an annotation: `holds` are kinds as in `Target.holds`."""
+    if not annotation.captions and not any(box.extra for box in annotation.boxes):
+        return annotation
+    fitting = _Fitting(holds, annotation.width, annotation.height)
+    boxes = tuple(box if box.extra is None else fitting.fitted(box, box.extra) for box in annotation.boxes)
+    captions = annotation.captions
+    if captions and "captions" not in holds:
+        fitting.say("captions-left-out", "captions are left out", 0)
+        captions = ()
+    for code, (message, objects, line) in fitting.changes.items():
+        of = f" of {count(objects, 'object')}" if code != "captions-left-out" else ""
+        file = annotation.source or annotation.path
+        problems.append(Problem(code, "changed", file, line, f"{annotation.path}: {message.format(of=of)}"))
+    return annotation._replace(boxes=boxes, captions=captions)
+
+
+class _Fitting:
+    """The changes of one image."""
+
+    def __init__(self, holds: frozenset[str], width: int, height: int) -> None:
+        self._holds, self._width, self._height = holds, width, height
+        self.changes: dict[str, tuple[str, int, int]] = {}
+        """Code → message, number of objects, and the first one's line."""
+
+    def say(self, code: str, message: str, line: int) -> None:
+        """Count a change."""
+        _, objects, first = self.changes.get(code, (message, 0, line))
+        self.changes[code] = message, objects + 1, first
+
+    def fitted(self, box: Box, extra: Extra) -> Box:
+        """Return the box with what is held of its extra."""
+        outline, keypoints = extra.outline, extra.keypoints
+        if keypoints is not None and "keypoints" not in self._holds:
+            self.say("keypoints-left-out", "the keypoints{of} are left out", box.line)
+            keypoints = None
+        if outline is not None:
+            if _OUTLINES & self._holds and (keypoints is None or "outline+keypoints" in self._holds):
+                outline = self._outline(outline, box.line)
+            else:
+                self._say_boxed(outline, box)
+                outline = None
+        kept = extra._replace(outline=outline, keypoints=keypoints)
+        if "area" not in self._holds or outline is not extra.outline:
+            kept = kept._replace(area=None)
+        details = kept._replace(
+            track=kept.track if "track" in self._holds else -1,
+            group=kept.group if "group" in self._holds else -1,
+            score=kept.score if "score" in self._holds else None,
+            author=kept.author if "author" in self._holds else "",
+        )
+        if details != kept:
+            self.say("details-left-out", "tracks, groups, scores or authors{of} are left out", box.line)
+        return box._replace(extra=None if details == NOTHING else details)
+
+    def _say_boxed(self, outline: Outline, box: Box) -> None:
+        if isinstance(outline, Polygon):
+            self.say("polygon-boxed", "the polygons{of} became their boxes", box.line)
+        elif isinstance(outline, Mask):
+            self.say("mask-boxed", "the masks{of} became their boxes", box.line)
+        else:
+            self.say("rotation-boxed", "the rotated boxes{of} became upright ones", box.line)
+
+    def _outline(self, outline: Outline, line: int) -> Outline | None:
+        holds = self._holds
+        if isinstance(outline, Rotated):
+            if "rotated" in holds:
+                return outline
+            self.say("rotation-outlined", "the rotated boxes{of} became polygons", line)
+            outline = Polygon(outline.corners)
+        if isinstance(outline, Mask):
+            if "mask" in holds:
+                return outline
+            from datacache.annotations.shapes.mask import trace
+
+            if "polygon" in holds:
+                self.say("mask-traced", "the masks{of} became polygons along the edges of their pixels", line)
+            outline = trace(outline)
+        if not outline.points:
+            return None
+        if "polygon" not in holds:
+            from datacache.annotations.shapes.clip import smallest_rectangle
+
+            self.say("outline-rotated", "the outlines{of} became the smallest rectangles around them", line)
+            return smallest_rectangle(outline.points)
+        if outline.holes and "holes" not in holds and "mask" in holds:
+            from datacache.annotations.shapes.mask import fill
+
+            self.say("polygon-masked", "the polygons with holes{of} became masks", line)
+            return fill(outline, self._width, self._height)
+        if (outline.holes and "holes" not in holds) or (outline.ends and "rings" not in holds):
+            self.say("rings-joined", "the rings of the polygons{of} were joined to one", line)
+            return Polygon(_joined([ring for ring, _ in rings(outline)]))
+        return outline
+
+
+def _joined(parts: list[bytes]) -> bytes:
+    """Join rings to one by a line there and back between the nearest points of each and what is joined already."""
+    import numpy as np
+
+    whole = np.frombuffer(parts[0]).reshape(-1, 2)
+    for part in parts[1:]:
+        ring = np.frombuffer(part).reshape(-1, 2)
+        from_points = ring if len(ring) * len(whole) <= _PAIRS_AT_ONCE else ring[:1]
+        apart = ((whole[:, None] - from_points[None]) ** 2).sum(axis=2)
+        here, there = divmod(int(apart.argmin()), len(from_points))
+        turned = np.concatenate((ring[there:], ring[: there + 1]))
+        whole = np.concatenate((whole[: here + 1], turned, whole[here:]))
+    return whole.tobytes()

@@ -1,0 +1,252 @@
+"""What a format cannot hold is changed in the ways that the document names, counted, and refused by `--strict`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from hypothesis import given
+from PIL import Image
+
+from datacache import api
+from datacache.annotations.model import Annotation, Box, Problem
+from datacache.annotations.shapes import mask as masks
+from datacache.annotations.shapes.mask import encode, fill
+from datacache.annotations.shapes.outline import Extra, Keypoints, Mask, Polygon, Rotated, bounds, pack, polygon_of
+from datacache.conversion.fitting import fit
+from datacache.conversion.pipeline import Conversion
+from datacache.conversion.targets import TARGETS
+from datacache.core.errors import ConversionError, UsageError
+from datacache.settings import Settings
+from tests.annotations.shapes import bitmaps, cases
+
+SQUARE = (2.0, 2.0, 12.0, 2.0, 12.0, 12.0, 2.0, 12.0)
+HOLED = polygon_of([pack(SQUARE), pack((4, 4, 8, 4, 8, 8, 4, 8))], 0b10)
+APART = polygon_of([pack(SQUARE), pack((20, 20, 26, 20, 26, 26))])
+MASK = encode(np.ones((3, 4), bool), 5, 6, 30, 30)
+TURNED = Rotated(pack((6, 2, 10, 6, 6, 10, 2, 6)))
+POINTS = Keypoints(pack((3, 3, 4, 4)), b"\2\0")
+SEGMENT, OBB, POSE, COCO, BOXES = (
+    TARGETS[name].holds for name in ("yolo-segment", "yolo-obb", "yolo-pose", "coco", "voc")
+)  # type: ignore[attr-defined]
+
+
+def fitted(holds: frozenset[str], *extras: Extra, **more: Any) -> tuple[list[Extra | None], list[tuple[str, str]]]:
+    boxes = tuple(Box("a", 2, 2, 12, 12, line=n, extra=extra) for n, extra in enumerate(extras, 1))
+    problems: list[Problem] = []
+    found = fit(Annotation("a.jpg", 30, 30, boxes, (), "f", **more), holds, problems)
+    assert not found.captions or "captions" in holds
+    assert {problem.file for problem in problems} <= {"f"}
+    return [box.extra for box in found.boxes], [(problem.code, problem.action) for problem in problems]
+
+
+@pytest.mark.parametrize(
+    ("holds", "extra", "code"),
+    [
+        (BOXES, Extra(HOLED), "polygon-boxed"),
+        (BOXES, Extra(MASK), "mask-boxed"),
+        (BOXES, Extra(TURNED), "rotation-boxed"),
+        (BOXES, Extra(keypoints=POINTS), "keypoints-left-out"),
+        (SEGMENT, Extra(keypoints=POINTS), "keypoints-left-out"),
+        (BOXES, Extra(track=3), "details-left-out"),
+        (BOXES, Extra(score=0.5), "details-left-out"),
+        (COCO, Extra(group=0, author="me"), "details-left-out"),
+    ],
+)
+def test_what_has_no_counterpart_is_left_out(holds: frozenset[str], extra: Extra, code: str) -> None:
+    assert fitted(holds, extra) == ([None], [(code, "changed")])
+
+
+@pytest.mark.parametrize(
+    ("holds", "extra"),
+    [
+        (SEGMENT, Extra(Polygon(pack(SQUARE)))),
+        (OBB, Extra(TURNED)),
+        (POSE, Extra(keypoints=POINTS)),
+        (COCO, Extra(APART, POINTS, score=0.5, area=3.0)),
+        (COCO, Extra(MASK)),
+    ],
+)
+def test_what_is_held_is_left_as_it_is(holds: frozenset[str], extra: Extra) -> None:
+    assert fitted(holds, extra) == ([extra], [])
+
+
+def test_an_outline_becomes_the_nearest_thing_that_is_held() -> None:
+    assert fitted(SEGMENT, Extra(TURNED)) == ([Extra(Polygon(TURNED.corners))], [("rotation-outlined", "changed")])
+    assert fitted(COCO, Extra(HOLED)) == ([Extra(fill(HOLED, 30, 30))], [("polygon-masked", "changed")])
+    assert fitted(POSE, Extra(APART, POINTS)) == ([Extra(keypoints=POINTS)], [("polygon-boxed", "changed")])
+    (traced,), problems = fitted(SEGMENT, Extra(MASK))
+    assert problems == [("mask-traced", "changed")]
+    assert traced is not None
+    assert isinstance(traced.outline, Polygon)
+    assert bounds(traced.outline.points) == (5, 6, 9, 9)
+    (turned,), problems = fitted(OBB, Extra(MASK))
+    assert problems == [("outline-rotated", "changed")]
+    assert turned is not None
+    assert isinstance(turned.outline, Rotated)
+    assert bounds(turned.outline.corners) == pytest.approx((5, 6, 9, 9))
+
+
+@pytest.mark.parametrize("outline", [HOLED, APART])
+def test_rings_are_joined_to_one_that_fills_the_same_pixels(outline: Polygon) -> None:
+    (joined,), problems = fitted(SEGMENT, Extra(outline))
+    assert problems == [("rings-joined", "changed")]
+    assert joined is not None
+    assert isinstance(joined.outline, Polygon)
+    assert joined.outline.ends == ()
+    assert _filled(joined.outline) == _filled(outline)
+
+
+def _filled(polygon: Polygon) -> int:
+    """Return the number of pixels by the rule of even and odd, from their centres."""
+    from datacache.annotations.shapes.outline import rings, unpack
+
+    count = 0
+    for x, y in np.ndindex(30, 30):
+        inside = False
+        for ring, _ in rings(polygon):
+            values = unpack(ring)
+            points = list(zip(values[0::2], values[1::2], strict=True))
+            for (ax, ay), (bx, by) in zip(points, points[1:] + points[:1], strict=True):
+                if (ay > y + 0.5) != (by > y + 0.5) and x + 0.5 < (bx - ax) * (y + 0.5 - ay) / (by - ay) + ax:
+                    inside = not inside
+        count += inside
+    return count
+
+
+@cases
+@given(bitmaps())
+def test_any_mask_becomes_one_ring_or_nothing(pixels: Any) -> None:
+    mask = encode(pixels, 1, 1, 30, 30)
+    (extra,), _ = fitted(SEGMENT, Extra(mask))
+    if not masks.area(mask):
+        assert extra is None
+    else:
+        assert extra is not None
+        assert isinstance(extra.outline, Polygon)
+        assert extra.outline.ends == ()
+        assert _filled(extra.outline) == masks.area(mask)
+
+
+def test_the_objects_of_an_image_are_counted_under_one_code() -> None:
+    problems: list[Problem] = []
+    boxes = tuple(Box("a", 2, 2, 12, 12, line=n, extra=Extra(HOLED)) for n in (4, 5))
+    fit(Annotation("a.jpg", 30, 30, boxes, (), "f", ("A sentence.",)), BOXES, problems)
+    assert problems == [
+        Problem("polygon-boxed", "changed", "f", 4, "a.jpg: the polygons of 2 objects became their boxes"),
+        Problem("captions-left-out", "changed", "f", 0, "a.jpg: captions are left out"),
+    ]
+
+
+# --- whole data sets --------------------------------------------------------------------------------------------------
+
+
+Convert = Callable[..., Conversion]
+
+
+@pytest.fixture
+def convert(settings: Settings, number: int) -> Convert:
+    def run(ref: str, to: str, **options: object) -> Conversion:
+        return api.convert(ref, to=to, name=f"{to}-{number}", settings=settings, **options)  # type: ignore[arg-type]
+
+    return run
+
+
+@pytest.fixture
+def persons(tmp_path: Path, make: Callable[..., str]) -> str:
+    """A snapshot of two images in COCO with instances, keypoints and captions."""
+    folder = tmp_path / "persons"
+    (folder / "annotations").mkdir(parents=True)
+    (folder / "images").mkdir()
+    for name in ("a", "b"):
+        Image.new("RGB", (30, 20)).save(folder / "images" / f"{name}.jpg")
+    images = [{"id": n, "file_name": f"{name}.jpg", "width": 30, "height": 20} for n, name in enumerate("ab")]
+    person = {"id": 1, "name": "person", "supercategory": "animal"}
+    skeleton = {"keypoints": ["left_eye", "right_eye"], "skeleton": [[1, 2]]}
+    polygon = {"image_id": 0, "category_id": 1, "bbox": [2, 2, 8, 8], "segmentation": [[2, 2, 10, 2, 10, 10]]}
+    points = {**polygon, "keypoints": [4.25, 5, 2, 0, 0, 0], "num_keypoints": 1}
+    mask = {"counts": MASK_OF_B.counts.decode(), "size": [20, 30]}
+    crowd = {"image_id": 1, "category_id": 1, "bbox": [5, 6, 4, 3], "segmentation": mask, "iscrowd": 1, "area": 12}
+    whole = {
+        "instances": {"images": images, "categories": [person], "annotations": [polygon, crowd]},
+        "person_keypoints": {"images": images, "categories": [{**person, **skeleton}], "annotations": [points]},
+        "captions": {"images": images, "annotations": [{"image_id": 0, "caption": "Someone."}]},
+    }
+    for name, content in whole.items():
+        (folder / "annotations" / f"{name}_train.json").write_text(json.dumps(content))
+    return make(folder)
+
+
+MASK_OF_B: Mask = encode(np.ones((3, 4), bool), 5, 6, 30, 20)
+
+
+def test_instances_keypoints_and_captions_of_coco_are_one_data_set(
+    persons: str, convert: Convert, files: Callable[[str], dict[str, bytes]]
+) -> None:
+    done = convert(persons, "coco", strict=True)
+    found = files(done.record.ref)
+    instances = json.loads(found["annotations/instances_train.json"])
+    one, two = instances["annotations"]
+    assert (one["segmentation"], one["keypoints"]) == ([[2, 2, 10, 2, 10, 10]], [4.25, 5, 2, 0, 0, 0])
+    assert two["segmentation"] == {"counts": MASK_OF_B.counts.decode(), "size": [20, 30]}
+    assert (two["iscrowd"], two["area"]) == (1, 12)
+    (category,) = instances["categories"]
+    assert (category["supercategory"], category["keypoints"]) == ("animal", ["left_eye", "right_eye"])
+    assert category["skeleton"] == [[1, 2]]
+    captions = json.loads(found["annotations/captions_train.json"])
+    assert [entry["caption"] for entry in captions["annotations"]] == ["Someone."]
+
+
+def test_the_targets_of_yolo_each_have_their_kind(
+    persons: str, convert: Convert, files: Callable[[str], dict[str, bytes]]
+) -> None:
+    found = files(convert(persons, "yolo-segment").record.ref)
+    assert found["labels/train/a.txt"] == b"0 0.066667 0.100000 0.333333 0.100000 0.333333 0.500000\n"
+    assert len(found["labels/train/b.txt"].split()) == 9
+    found = files(convert(persons, "yolo-pose").record.ref)
+    line = b"0 0.200000 0.300000 0.266667 0.400000 0.141667 0.250000 2 0.000000 0.000000 0\n"
+    assert found["labels/train/a.txt"] == line
+    content = yaml.safe_load(found["data.yaml"])
+    assert (content["kpt_shape"], content["flip_idx"]) == ([2, 3], [1, 0])
+    assert content["kpt_names"] == {0: ["left_eye", "right_eye"]}
+    found = files(convert(persons, "yolo-obb").record.ref)
+    assert {len(found[f"labels/train/{name}.txt"].split()) for name in "ab"} == {9}
+    again = convert(persons, "voc")
+    assert {p.code for p in again.report.problems if p.action == "changed"} == {
+        "polygon-boxed",
+        "mask-boxed",
+        "keypoints-left-out",
+        "captions-left-out",
+    }
+
+
+@pytest.mark.parametrize("to", ["yolo", "yolo-segment", "yolo-pose", "yolo-obb", "voc"])
+def test_strict_refuses_what_is_changed(to: str, persons: str, convert: Convert) -> None:
+    with pytest.raises(ConversionError, match="strict"):
+        convert(persons, to, strict=True)
+
+
+def test_what_one_writes_the_next_reads(
+    persons: str, convert: Convert, files: Callable[[str], dict[str, bytes]], settings: Settings
+) -> None:
+    for to in ("yolo-segment", "yolo-pose", "yolo-obb"):
+        first = convert(persons, to).record.ref
+        again = api.convert(first, to=to, name=f"again-{to}", settings=settings).record.ref
+        assert files(again) == files(first)
+        back = api.convert(first, to="coco", name=f"back-{to}", settings=settings).record.ref
+        assert len(json.loads(files(back)["annotations/instances_train.json"])["annotations"]) == 2
+
+
+def test_keypoints_that_no_class_has_cannot_be_written(drawn: Path, make: Callable[..., str], convert: Convert) -> None:
+    with pytest.raises(UsageError, match="no class has keypoints"):
+        convert(make(drawn), "yolo-pose")
+
+
+def test_objects_without_keypoints_are_noted(persons: str, convert: Convert) -> None:
+    codes = {problem.code for problem in convert(persons, "yolo-pose").report.problems}
+    assert {"keypoints-padded", "mask-boxed"} <= codes
