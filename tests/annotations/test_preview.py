@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import pwd
 
 import pytest
@@ -13,6 +14,8 @@ from datacache.annotations.pictures import draw as fonts
 from datacache.annotations.pictures.draw import BASE, BEFORE, DARK, _Tags, colours_of, draw_boxes, ink_on, mix
 from datacache.annotations.pictures.preview import BROKEN, PAPER, TILE, Picture, preview, thumbnail
 from datacache.annotations.query import compare
+from datacache.annotations.shapes import mask
+from datacache.annotations.shapes.outline import Extra, Keypoints, Polygon, Rotated, Skeleton, pack, polygon_of
 from datacache.core.errors import BrokenImageError
 from tests.annotations.tables import box, broken, build, image
 
@@ -51,6 +54,48 @@ def test_a_box_has_its_colour_on_its_edges_and_nothing_inside():
         assert tile.getpixel((x, y)) == DARK, (x, y)
     for x, y in ((150, 140), (104, 140), (98, 140), (150, 182), (300, 250)):
         assert tile.getpixel((x, y)) == BLUE, (x, y)
+
+
+SQUARE = [100, 100, 200, 100, 200, 180, 100, 180]
+HOLE = [130, 120, 170, 120, 170, 160, 130, 160]
+WITH_HOLE = polygon_of([pack(SQUARE), pack(HOLE)], 2)
+
+
+@pytest.mark.parametrize("size", [(400, 300), (800, 600)])
+@pytest.mark.parametrize("outline", [WITH_HOLE, mask.fill(WITH_HOLE, 400, 300), Rotated(pack(SQUARE))])
+def test_an_outline_is_an_area_that_is_seen_through_with_a_line_around_it(outline, size: tuple[int, int]):
+    annotation = note(400, 300, box("mask", 90, 90, 300, 200)._replace(extra=Extra(outline)))
+    tile = at_tile(preview([Picture("a.jpg", photo(*size), annotation)], colours=COLOURS, tile=(400, 300)))
+    within = mix(BLUE, COLOURS["mask"], 0.35)
+    hole = within if isinstance(outline, Rotated) else BLUE
+    for place, colour in {
+        (101, 140): COLOURS["mask"], (198, 140): COLOURS["mask"], (115, 140): within, (185, 170): within,
+        (150, 140): hole, (97, 140): BLUE, (204, 140): BLUE, (91, 150): BLUE, (150, 184): BLUE,
+    }.items():  # fmt: skip
+        assert tile.getpixel(place) == pytest.approx(colour, abs=2), place
+
+
+def test_what_cannot_be_drawn_of_an_outline_is_left_out():
+    nowhere = [Polygon(b""), Polygon(pack([math.nan] * 6)), Polygon(pack([-90, -90, -50, -90, -50, -50]))]
+    nowhere += [mask.from_runs([400 * 300], 400, 300), Polygon(pack([10, 10]))]
+    boxes = [box("mask", 10, 10, 20, 20)._replace(extra=Extra(outline)) for outline in nowhere]
+    tile = at_tile(preview([Picture("a.jpg", photo(), note(400, 300, *boxes))], colours=COLOURS, tile=(400, 300)))
+    assert tile.getpixel((200, 150)) == BLUE
+
+
+def test_keypoints_are_dots_joined_by_their_skeleton_and_hidden_ones_have_a_dark_middle():
+    points = Keypoints(pack([100, 100, 200, 100, 200, 200, 300, 250]), bytes([2, 1, 2, 0]))
+    annotation = note(400, 300, box("mask", 90, 90, 310, 260)._replace(extra=Extra(keypoints=points)))
+    skeleton = Skeleton(("a", "b", "c", "d"), ((0, 1), (1, 2), (2, 3), (0, 9)))
+    tiles = [
+        at_tile(preview([Picture("a.jpg", photo(), annotation)], colours=COLOURS, tile=(400, 300), skeletons=known))
+        for known in ({"mask": skeleton}, {})
+    ]
+    for tile in tiles:
+        assert tile.getpixel((100, 100)) == tile.getpixel((203, 100)) == tile.getpixel((91, 150)) == COLOURS["mask"]
+        assert tile.getpixel((200, 100)) == DARK
+        assert tile.getpixel((300, 250)) == tile.getpixel((250, 225)) == BLUE
+    assert [tile.getpixel((150, 100)) for tile in tiles] == [COLOURS["mask"], BLUE]
 
 
 def test_a_box_lies_in_the_same_place_in_a_smaller_and_a_larger_picture():

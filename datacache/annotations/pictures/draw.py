@@ -23,6 +23,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from datacache.annotations.model import Annotation, Box
+from datacache.annotations.pictures.outlines import Line, draw_keypoints, draw_outline
+from datacache.annotations.shapes.outline import NOTHING, Skeleton
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -42,9 +44,16 @@ _SOME, _MANY = 8, 40
 
 
 def draw_boxes(
-    image: Image, annotation: Annotation | None, before: Annotation | None, colours: Mapping[str, RGB], text_px: int
+    image: Image,
+    annotation: Annotation | None,
+    before: Annotation | None,
+    colours: Mapping[str, RGB],
+    text_px: int,
+    *,
+    skeletons: Mapping[str, Skeleton] | None = None,
 ) -> None:
-    """Draw the boxes of `before` thin and grey, then those of `annotation` in colour; then labels.
+    """Draw the boxes of `before` thin and grey, then the objects of `annotation` in colour; then labels. An object that
+    has an outline is drawn by that, and not by its box. `skeletons` join the keypoints of a class.
 
     A box that had another label in `before` shows both labels. One that is gone shows its old label.
     """
@@ -61,9 +70,16 @@ def draw_boxes(
     tags = _Tags(image, pen, text_px)
     if annotation is not None:
         width = 3 if image.width >= 240 and len(new) <= _SOME else 2
+        scale = image.width / (annotation.width or 1), image.height / (annotation.height or 1)
         largest_first = sorted(new, key=lambda box: (box.x1 - box.x2) * (box.y2 - box.y1))
         for box in largest_first:
-            draw_box(pen, _place(box, annotation, image), colours[box.label], width, dashed=box.difficult)
+            line, extra = Line(colours[box.label], DARK, width), box.extra or NOTHING
+            if extra.outline is not None:
+                draw_outline(image, extra.outline, scale, line)
+            else:
+                draw_box(pen, _place(box, annotation, image), line.colour, width, dashed=box.difficult)
+            if extra.keypoints is not None:
+                draw_keypoints(pen, extra.keypoints, (skeletons or {}).get(box.label), scale, line)
         for n, label in enumerate(dict.fromkeys(annotation.labels)):
             tags.add(label, colours[label], [(3, 3 + n * (text_px + 8))])
         for box in reversed(largest_first) if len(new) < _MANY else ():

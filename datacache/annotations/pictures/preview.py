@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from datacache.annotations.model import Annotation
 from datacache.annotations.pictures import draw as fonts
 from datacache.annotations.pictures.draw import BEFORE, RGB, Rectangle, colours_of, draw_box, draw_boxes
+from datacache.annotations.shapes.outline import Skeleton
 from datacache.core.errors import BrokenImageError
 
 if TYPE_CHECKING:
@@ -56,13 +57,14 @@ def preview(
     columns: int | None = None,
     tile: tuple[int, int] | None = None,
     before: str = "before",
+    skeletons: Mapping[str, Skeleton] | None = None,
 ) -> bytes:
     """Draw the grid; return the bytes of a PNG.
 
     `colours` are those of the classes (default: `colours_of` the labels in the pictures; give those of all labels of a
     data set, so that all its previews have the same). `tile` is the size of an image's place in pixels; default: as
     large as a page of 1,640 pixels allows, in the shape that most images have. `before` is what the legend calls the
-    boxes of `Picture.before`.
+    boxes of `Picture.before`. `skeletons` join the keypoints of a class.
     """
     from PIL import Image, ImageDraw
 
@@ -88,7 +90,7 @@ def preview(
     for number, picture in enumerate(pictures):
         row, column = divmod(number, columns)
         left, above = _MARGIN + column * step[0], top + row * step[1]
-        _draw_tile(page, picture, (left, above, left + tile[0] - 1, above + tile[1] - 1), colours)
+        _draw_tile(page, picture, (left, above, left + tile[0] - 1, above + tile[1] - 1), colours, skeletons)
     for item in legend:
         left, y = _MARGIN + item.x, bottom + item.line * _LEGEND_LINE + 4
         edges = left, y, left + 17, y + 14
@@ -102,7 +104,13 @@ def preview(
     return out.getvalue()
 
 
-def _draw_tile(page: Image, picture: Picture, area: Rectangle, colours: Mapping[str, RGB]) -> None:
+def _draw_tile(
+    page: Image,
+    picture: Picture,
+    area: Rectangle,
+    colours: Mapping[str, RGB],
+    skeletons: Mapping[str, Skeleton] | None,
+) -> None:
     from PIL import ImageDraw
 
     pen = ImageDraw.Draw(page)
@@ -117,7 +125,7 @@ def _draw_tile(page: Image, picture: Picture, area: Rectangle, colours: Mapping[
         _draw_broken(pen, area, reason)
     else:
         pen.rectangle(area, fill=TILE)
-        draw_boxes(image, picture.annotation, picture.before, colours, 14 if width >= 300 else 11)
+        draw_boxes(image, picture.annotation, picture.before, colours, 14 if width >= 300 else 11, skeletons=skeletons)
         page.paste(image, (left + (width - image.width) // 2, top + (height - image.height) // 2))
     known = picture.annotation or picture.before
     boxes = len(known.boxes) if known else 0
