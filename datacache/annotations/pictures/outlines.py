@@ -34,7 +34,7 @@ _BEYOND = 3
 """Pixels around an area, for its line."""
 
 
-class Line(NamedTuple):
+class Stroke(NamedTuple):
     """The line around an object: its width in pixels, and the colour that a thin line on either side has."""
 
     colour: RGB
@@ -46,7 +46,7 @@ Scale = tuple[float, float]
 """Pixels of the picture for one of the image: across, down."""
 
 
-def draw_outline(image: Image, outline: Outline, scale: Scale, line: Line) -> None:
+def draw_outline(image: Image, outline: Outline, scale: Scale, line: Stroke) -> None:
     """Draw an object's area, and a line along its edge."""
     from PIL import ImageChops, ImageFilter
 
@@ -66,7 +66,7 @@ def draw_outline(image: Image, outline: Outline, scale: Scale, line: Line) -> No
     image.paste(line.colour, (left, top), ImageChops.subtract(area, inside))
 
 
-def draw_keypoints(pen: ImageDraw, keypoints: Keypoints, skeleton: Skeleton | None, scale: Scale, line: Line) -> None:
+def draw_keypoints(pen: ImageDraw, keypoints: Keypoints, skeleton: Skeleton | None, scale: Scale, line: Stroke) -> None:
     """Draw the points that are there, and what joins them."""
     values = unpack(keypoints.points)
     places = [(x * scale[0], y * scale[1]) for x, y in zip(values[0::2], values[1::2], strict=True)]
