@@ -7,7 +7,6 @@ machine this runs on (x86-64, arm64).
 
 from __future__ import annotations
 
-import os
 import stat
 import struct
 from collections.abc import Callable
@@ -77,6 +76,8 @@ SET_MODE, SET_UID, SET_GID, SET_SIZE, SET_ATIME, SET_MTIME, SET_FH, SET_ATIME_NO
 SET_NO_PRIVILEGES = 1 << 11
 """FATTR_KILL_SUIDGID: set-user-ID and set-group-ID are to go, and so with the two that follow."""
 _WRITE_NO_PRIVILEGES, _OPEN_NO_PRIVILEGES = 1 << 2, 1 << 0
+_HAS_LOCK_OWNER = 1 << 1
+"""FUSE_READ_LOCKOWNER, FUSE_WRITE_LOCKOWNER: these are a program's own bytes. Pages of a file have no owner."""
 KEEP_CACHE = 1 << 1
 """FOPEN_KEEP_CACHE: the kernel's pages of the file are right."""
 
@@ -117,7 +118,6 @@ _WRITE_IN = struct.Struct("<QQII")  # fh offset size write_flags …
 _INIT_IN = struct.Struct("<IIII")  # major minor max_readahead flags …
 _INIT_OUT = struct.Struct("<IIIIHHIIHHII24x")  # major … max_pages map_alignment flags2 max_stack_depth, unused
 _OPEN_OUT = struct.Struct("<QIi")  # fh open_flags backing_id
-_IO_FLAGS = struct.Struct("<32xI")  # of a READ or WRITE: fh offset size read_flags lock_owner, flags of the open file
 _WRITE_OUT = struct.Struct("<I4x")  # size
 _OPEN_IN = struct.Struct("<II")  # flags open_flags
 _CREATE_IN = struct.Struct("<IIII")  # flags mode umask open_flags
@@ -375,8 +375,9 @@ def drops_privileges(buffer: bytearray, opcode: int) -> bool:
 
 
 def is_direct(buffer: bytearray) -> bool:
-    """Return whether a READ or WRITE goes past the kernel's pages of the file (O_DIRECT)."""
-    return bool(_IO_FLAGS.unpack_from(buffer, IN_HEADER_BYTES)[0] & os.O_DIRECT)
+    """Return whether a READ or WRITE goes past the kernel's pages of the file. The flag O_DIRECT of the open file does
+    not say so of a READ: that may be for a page that is mapped."""
+    return bool(_WRITE_IN.unpack_from(buffer, IN_HEADER_BYTES)[3] & _HAS_LOCK_OWNER)  # a READ begins as a WRITE
 
 
 def creation(buffer: bytearray, length: int) -> tuple[int, int, bytes]:

@@ -345,11 +345,17 @@ def test_reads_after_asynchronous_direct_writes_see_what_those_wrote(mounter: Bu
     path, size, enough = mounter.target / "file", 640 * 1024, threading.Event()
     path.write_bytes(bytes(size))
 
-    def read_on() -> None:  # pages come and go while a write is on its way
+    def read_on(read: Callable[[], object]) -> None:  # pages come and go while a write is on its way
         while not enough.is_set():
-            path.read_bytes()
+            read()
 
-    readers = [threading.Thread(target=read_on) for _ in range(2)]
+    def read_mapped() -> None:
+        file = os.open(path, os.O_RDONLY | os.O_DIRECT)
+        with mmap.mmap(file, size, prot=mmap.PROT_READ) as pages:
+            bytes(pages)
+        os.close(file)
+
+    readers = [threading.Thread(target=read_on, args=[read]) for read in (path.read_bytes, read_mapped)]
     for reader in readers:
         reader.start()
     try:
