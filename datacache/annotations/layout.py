@@ -43,6 +43,7 @@ _COCO: Final = re.compile(rb'"(?:images|annotations|categories)"\s*:\s*\[\s*[\]{
 _OTHER_COCO: Final = re.compile(rb"(?:panoptic|stuff|image_info)_")
 _VOC: Final = re.compile(rb"<(?:[\w.-]+:)?annotation[\s>]", re.IGNORECASE)
 """The root element of Pascal VOC; CVAT's own XML has `<annotations>`."""
+_LABELME: Final = re.compile(rb'"shapes"\s*:\s*\[')
 _CVAT: Final = re.compile(rb"<annotations>\s*<(?:version>1\.|meta>|image\s|track\s)")
 _KERAS: Final = re.compile(rb"[^\s,][ \t](?:[-+.\dnaife]+,){4}\d+(?:[ \t]|$)", re.MULTILINE)
 
@@ -136,9 +137,9 @@ class Layout:
     def is_annotation(self, path: bytes) -> bool:
         """Tell whether a file is an annotation of one image, in the formats that have such files."""
         suffix = FORMATS[self.format].suffix
-        if not suffix or path[-4:].lower() != suffix or not is_data(path):
+        if not suffix or path[-len(suffix) :].lower() != suffix or not is_data(path):
             return False
-        return suffix == b".xml" or not (
+        return suffix != b".txt" or not (
             path in self.class_lists or path in self.image_lists or b"imagesets/" in path.lower() or is_notes(path)
         )
 
@@ -314,9 +315,14 @@ class _Seen:
     def _files(self) -> dict[str, tuple[int, Callable[[_Seen], bool]]]:
         """Return, for each format with a file an image, how many there may be and how to look whether they are."""
         return {
+            "labelme": (self.json.count, _Seen._has_labelme),
             "voc": (self.xml.count, _Seen._has_voc),
             "yolo": (self._labels, _Seen._has_yolo),
         }
+
+    def _has_labelme(self) -> bool:
+        paired = (path for path in self.json.paths if self._images_of(path))
+        return any(_LABELME.search(self._head(path)) for path in islice(paired, _FEW))
 
     def _has_voc(self) -> bool:
         sample = self.xml.paths

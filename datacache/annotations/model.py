@@ -34,6 +34,7 @@ FORMATS: Final = {
     "coco": Format(sized=True),
     "cvat": Format(sized=True),
     "keras-yolo3": Format(numbered=True),
+    "labelme": Format(b".json", sized=True),
     "none": Format(),
     "voc": Format(b".xml", sized=True),
     "yolo": Format(b".txt", numbered=True),
@@ -163,6 +164,7 @@ PROBLEMS: Final[dict[str, str]] = {
     # Lists of boxes (YOLO, keras-yolo3) and of objects (COCO).
     "json-broken": "The file is no JSON",
     "not-coco": "The JSON has no list of images",
+    "not-labelme": "The JSON has no list of shapes",
     "not-cvat": "The XML is none of CVAT's",
     "list-missing": "A COCO file has no list of annotations or of categories",
     "entry-malformed": "What should describe an image, an object or a category does not",

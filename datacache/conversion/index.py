@@ -17,7 +17,7 @@ from hashlib import blake2b
 from typing import Any, NamedTuple
 
 from datacache.annotations.check import check
-from datacache.annotations.formats import voc, yolo
+from datacache.annotations.formats import labelme, voc, yolo
 from datacache.annotations.image_header import ImageHeader, read_header
 from datacache.annotations.layout import text
 from datacache.annotations.model import (
@@ -263,7 +263,7 @@ class _Reader:
                 return Row(None, item.path, tuple(problems))
             unannotated = Annotation(item.path, header.displayed_width, header.displayed_height)
             return Row(unannotated, item.path, tuple(problems))
-        sized = self._sized and (self._format != "voc" or raw is not None)
+        sized = self._sized and (raw is not None or not FORMATS[self._format].suffix)
         annotation, more = check(draft, header, item.path, sized=sized)
         problems += more
         if annotation is not None and not annotation.boxes and any(p.action == "skipped" for p in problems):
@@ -317,6 +317,8 @@ class _Reader:
         try:
             if self._format == "voc":
                 draft, found = voc.parse(raw, item.file, origin=self._origin)
+            elif self._format == "labelme":
+                draft, found = labelme.parse(raw, item.file)
             else:
                 assert header is not None
                 draft, found = yolo.parse(

@@ -50,7 +50,10 @@ def format_of(files, **more):
         ({"images/a.jpg": ""}, "none"),
         ({"images/a.jpg": "", "README.txt": LABEL, "package.json": "{}", "a.yaml": "x: 1"}, "none"),
         ({"a.jpg": "", "a.txt": "a photo of a cat"}, "none"),
-        ({"a.jpg": "", "a.json": '{"version": "5.0", "shapes": [], "imagePath": "a.jpg"}'}, "none"),
+        ({"a.jpg": "", "a.json": '{"version": "5.0", "shapes": [], "imagePath": "a.jpg"}'}, "labelme"),
+        ({"images/a.jpg": "", "labels/a.json": '{"shapes": [ ]}'}, "labelme"),
+        ({"a.jpg": "", "a.json": '{"annotation": []}'}, "none"),
+        ({"images/a.jpg": "", "annotations.xml": "<annotations>\n <version>1.1</version></annotations>"}, "cvat"),
         ({"images/a.jpg": "", "annotations.xml": "<annotations><image/></annotations>"}, "none"),
     ],
 )

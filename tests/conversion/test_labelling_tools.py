@@ -60,7 +60,7 @@ def test_frames_of_a_video_are_found_whatever_their_extension(tmp_path: Path, ma
     assert [(p.code, p.action) for p in table.problems()] == [("track-interpolated", "noted")]
 
 
-@pytest.mark.parametrize("to", ["cvat"])
+@pytest.mark.parametrize("to", ["cvat", "labelme"])
 @pytest.mark.parametrize("split", ["none", "train=0.5,val=0.5"])
 def test_a_set_of_boxes_is_the_same_there_and_back(
     to: str, split: str, faces: Path, make: Make, settings: Settings, number: int, read

@@ -8,6 +8,7 @@ Used by the pipeline. A target knows paths and bytes, nothing of snapshots or st
     coco         images/[SPLIT/]x.jpg  annotations/instances[_SPLIT].json
     cvat         images/[SPLIT/]x.jpg  annotations.xml
     keras-yolo3  images/x.jpg  SPLIT.txt  classes.txt
+    labelme      images/[SPLIT/]x.jpg and x.json
     voc          JPEGImages/x.jpg  Annotations/x.xml  ImageSets/Main/SPLIT.txt
 
 Labels of whole images, which none of these can hold, are in a `metadata.jsonl` beside them.
@@ -23,6 +24,7 @@ from datacache.conversion.targets.base import About, Target
 from datacache.conversion.targets.coco import Coco
 from datacache.conversion.targets.cvat import Cvat
 from datacache.conversion.targets.keras_yolo import KerasYolo
+from datacache.conversion.targets.labelme import Labelme
 from datacache.conversion.targets.voc import Voc
 from datacache.conversion.targets.yolo import Darknet, Yolo, YoloObb, YoloPose, YoloSegment
 
@@ -33,6 +35,7 @@ TARGETS: dict[str, Callable[[About], Target]] = {
     "cvat": Cvat,
     "darknet": Darknet,
     "keras-yolo3": KerasYolo,
+    "labelme": Labelme,
     "voc": Voc,
     "yolo": Yolo,
     "yolo-obb": YoloObb,

@@ -1,0 +1,353 @@
+"""LabelMe: a JSON file an image, beside it.
+
+Read: rectangles, polygons, turned rectangles, masks, points, circles; `flags` of the image are its labels, `flags` of a
+shape its flags and attributes. What has no area (lines) becomes the box around it. Other keys of a shape, as tools add
+them, are attributes. Numbers are written with all their digits.
+
+Used by the annotation table and by conversions. Pure, any thread. Source: labelme 6.3.1, `_label_file.py` and
+`utils/shape.py`.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import io
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple
+
+from datacache.annotations.formats.values import JSON, displayed, kind, load, to_number, to_text
+from datacache.annotations.image_header import read_header
+from datacache.annotations.model import Annotation, Box, Draft, Problem, Problems, quote
+from datacache.annotations.shapes.outline import (
+    NOTHING,
+    Edges,
+    Extra,
+    Keypoints,
+    Mask,
+    Outline,
+    Polygon,
+    Rotated,
+    bounds,
+    pack,
+    unpack,
+)
+from datacache.core.errors import AnnotationError, BrokenImageError
+
+MAX_BYTES: Final = 48 * 2**20
+MAX_TEXT_BYTES: Final = 5 * 2**20
+"""Without the image that a file may have in it. JSON of so many small lists is decoded in 0.6 s and 100 MiB."""
+MAX_POINTS: Final = 100_000
+_MAX_MASK: Final = 2**25
+"""Pixels of a mask's own rectangle."""
+_CIRCLE: Final = 64
+_IMAGE_DATA: Final = re.compile(rb'"imageData"\s*:\s*"[A-Za-z0-9+/=\\]*"')
+_OWN: Final = frozenset({"label", "points", "shape_type", "flags", "group_id", "description", "mask"})
+_FLAGS: Final = ("difficult", "truncated", "occluded")
+_ON_EDGE: Final = 0.5
+Attributes = dict[str, str]
+
+
+class _Geometry(NamedTuple):
+    edges: Edges
+    outline: Outline | None = None
+    keypoints: Keypoints | None = None
+
+
+class _ShapeError(Exception):
+    """A shape cannot be used."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def parse(data: bytes | memoryview, file: str) -> tuple[Draft, list[Problem]]:
+    """Read a file. The line of an object and of its problems is its number in `shapes`, from 1. `AnnotationError` if it
+    is no JSON, has no shapes, or is too large."""
+    problems = Problems(file)
+    text = _IMAGE_DATA.sub(b'"imageData": null', bytes(data), count=1) if len(data) <= MAX_BYTES else b""
+    if len(data) > MAX_BYTES or len(text) > MAX_TEXT_BYTES:
+        message = f"the file has more than {MAX_TEXT_BYTES:,} bytes, or more than {MAX_BYTES:,} with its image"
+        raise AnnotationError(message, code="file-too-large", file=file)
+    content = load(text, file)
+    shapes = content.get("shapes") if isinstance(content, dict) else None
+    if not isinstance(shapes, list):
+        raise AnnotationError(f"{file} is no LabelMe file: it has no list of `shapes`", code="not-labelme", file=file)
+    path = content.get("imagePath")
+    name = path.replace("\\", "/").rpartition("/")[2] if isinstance(path, str) else ""
+    size = _pixels(content, "imageWidth", problems), _pixels(content, "imageHeight", problems)
+    flags = content.get("flags")
+    labels = [label for label, there in flags.items() if there is True] if isinstance(flags, dict) else []
+    boxes = []
+    for number, shape in enumerate(shapes, 1):
+        box = _object(shape, size, problems, number)
+        if box is not None:
+            boxes.append(box)
+    return Draft(file, name, *size, tuple(boxes), tuple(labels)), problems
+
+
+def _pixels(content: Mapping[str, JSON], key: str, problems: Problems) -> int:
+    value = content.get(key)
+    number = to_number(value)
+    if number is not None and number.is_integer() and 0 <= number <= 1e9:
+        return int(number)
+    if value is not None:
+        problems.add("size-text", "noted", f"`{key}` is {displayed(value)}, which is no number of pixels")
+    return 0
+
+
+def _object(shape: JSON, size: tuple[int, int], problems: Problems, number: int) -> Box | None:
+    if not isinstance(shape, dict):
+        problems.add("entry-malformed", "skipped", f"a shape is {kind(shape)}; it is left out", number)
+        return None
+    label = to_text(shape["label"]) if shape.get("label") is not None else ""
+    type = shape.get("shape_type") or "polygon"  # as the first versions had it
+    try:
+        read = _TYPES.get(type) if isinstance(type, str) else None
+        if read is None:
+            raise _ShapeError("entry-malformed", f"is {displayed(type)}, which is no kind of shape")
+        found = read(shape, size)
+    except _ShapeError as exc:
+        problems.add(exc.code, "skipped", f"the shape {quote(label)} {exc}; the object is left out", number)
+        return None
+    if type in ("line", "linestrip"):
+        problems.add("shape-boxed", "noted", f"the {type} {quote(label)} is taken as the box around it", number)
+    elif type == "circle":
+        problems.add("shape-approximated", "noted", f"the circle {quote(label)} is taken as a polygon", number)
+    attributes = _attributes(shape)
+    raised = {flag for flag in _FLAGS if attributes.get(flag) == "true"}
+    group = shape.get("group_id")
+    if group is not None and (not isinstance(group, int) or isinstance(group, bool) or group < 0):
+        attributes["group_id"] = to_text(group)
+        group = None
+    score = shape.get("score")
+    extra = Extra(
+        found.outline,
+        found.keypoints,
+        group=-1 if group is None else group,
+        score=score if isinstance(score, float) else None,
+    )
+    kept = tuple(sorted(pair for pair in attributes.items() if pair[0] not in raised))
+    more = None if extra == NOTHING else extra
+    difficult, truncated, occluded = (flag in raised for flag in _FLAGS)
+    return Box(label, *found.edges, difficult, truncated, occluded, kept, number, more)
+
+
+def _attributes(shape: dict[str, JSON]) -> Attributes:
+    """Return the flags of a shape and its other keys. `attributes` has those that are no keys of LabelMe's own."""
+    flags, more = shape.get("flags"), shape.get("attributes")
+    found: dict[str, JSON] = {}
+    for part in (flags, more):
+        if isinstance(part, dict):
+            found |= part
+    others = {key: value for key, value in shape.items() if key not in _OWN and key not in ("attributes", "visible")}
+    if isinstance(others.get("score"), float):
+        del others["score"]
+    if shape.get("description"):
+        others["description"] = shape["description"]
+    if more is not None and not isinstance(more, dict):
+        others["attributes"] = more
+    found |= {key: value for key, value in others.items() if value is not None}
+    return {name: value if isinstance(value, str) else json.dumps(value) for name, value in found.items()}
+
+
+# --- geometry --------------------------------------------------------------------------------------------------------
+
+
+def _points(shape: Mapping[str, JSON], exactly: int = 0) -> bytes:
+    points = shape.get("points")
+    if not isinstance(points, list) or not points:
+        raise _ShapeError("box-missing", "has no points")
+    if len(points) > MAX_POINTS:
+        raise _ShapeError("shape-too-large", f"has more than {MAX_POINTS:,} points")
+    if exactly and len(points) != exactly:
+        raise _ShapeError("box-missing", f"has {len(points)} points, and should have {exactly}")
+    values = [to_number(value) for point in points for value in (point if isinstance(point, list) else [None])]
+    if None in values or any(len(point) != 2 for point in points):
+        raise _ShapeError("box-text", f"has the points {displayed(points)}, which are none")
+    return pack(value for value in values if value is not None)
+
+
+def _around(points: bytes) -> Edges:
+    """Return the box around points, a little larger where they span no area."""
+    x1, y1, x2, y2 = bounds(points)
+    if x1 == x2:
+        x1, x2 = max(x1 - _ON_EDGE, min(0.0, x1)), x2 + _ON_EDGE
+    if y1 == y2:
+        y1, y2 = max(y1 - _ON_EDGE, min(0.0, y1)), y2 + _ON_EDGE
+    return x1, y1, x2, y2
+
+
+def _read_rectangle(shape: Mapping[str, JSON], _size: tuple[int, int]) -> _Geometry:
+    points = shape.get("points")
+    return _Geometry(bounds(_points(shape, 4 if isinstance(points, list) and len(points) == 4 else 2)))
+
+
+def _read_polygon(shape: Mapping[str, JSON], _size: tuple[int, int]) -> _Geometry:
+    points = _points(shape)
+    return _Geometry(bounds(points), Polygon(points))
+
+
+def _read_rotated(shape: Mapping[str, JSON], size: tuple[int, int]) -> _Geometry:
+    corners = _points(shape, 4)
+    return _Geometry(_inside(bounds(corners), size), Rotated(corners))
+
+
+def _inside(edges: Edges, size: tuple[int, int]) -> Edges:
+    """Return what of the box around a shape lies in the image, of which it may stick out."""
+    width, height = (side or math.inf for side in size)
+    x1, y1, x2, y2 = max(edges[0], 0.0), max(edges[1], 0.0), min(edges[2], width), min(edges[3], height)
+    return (x1, y1, x2, y2) if x1 < x2 and y1 < y2 else edges
+
+
+def _read_points(shape: Mapping[str, JSON], size: tuple[int, int]) -> _Geometry:
+    points, visible = _points(shape), shape.get("visible")
+    count = len(points) // 16
+    if isinstance(visible, list) and len(visible) == count and all(seen in (0, 1, 2) for seen in visible):
+        seen = bytes(int(value) for value in visible)
+    else:
+        seen = b"\2" * count
+    values = unpack(points)
+    there = pack(value for n, value in enumerate(values) if seen[n // 2])
+    return _Geometry(_inside(_around(there or points), size), None, Keypoints(points, seen))
+
+
+def _read_line(shape: Mapping[str, JSON], size: tuple[int, int]) -> _Geometry:
+    return _Geometry(_inside(_around(_points(shape)), size))
+
+
+def _read_circle(shape: Mapping[str, JSON], size: tuple[int, int]) -> _Geometry:
+    x, y, on_x, on_y = unpack(_points(shape, 2))
+    radius = math.hypot(on_x - x, on_y - y)
+    turns = [2 * math.pi * n / _CIRCLE for n in range(_CIRCLE)]
+    outline = Polygon(pack(v for turn in turns for v in (x + radius * math.cos(turn), y + radius * math.sin(turn))))
+    return _Geometry(_inside(bounds(outline.points), size), outline)
+
+
+def _read_mask(shape: Mapping[str, JSON], size: tuple[int, int]) -> _Geometry:
+    import numpy as np
+    import PIL.Image
+
+    from datacache.annotations.shapes import mask as masks
+
+    corners, text = unpack(_points(shape, 2)), shape.get("mask")
+    if not isinstance(text, str) or not all(value.is_integer() for value in corners):
+        raise _ShapeError("mask-broken", "has no mask, or one at no whole pixel")
+    left, top, last_x, last_y = (int(value) for value in corners)
+    width, height = last_x - left + 1, last_y - top + 1
+    if not (0 <= left <= last_x < size[0] and 0 <= top <= last_y < size[1]):
+        raise _ShapeError("mask-size", "reaches beyond its image")
+    if width * height > _MAX_MASK:
+        raise _ShapeError("shape-too-large", f"has a mask of more than {_MAX_MASK:,} pixels")
+    try:
+        png = base64.b64decode(text, validate=True)
+        header = read_header(png)
+        if not header.complete:
+            raise _ShapeError("mask-broken", "has a mask that ends before its end")
+        if (header.format, header.width, header.height) != ("png", width, height):
+            raise _ShapeError("mask-size", f"has a mask of {header.width} x {header.height} for {width} x {height}")
+        with PIL.Image.open(io.BytesIO(png), formats=("PNG",)) as image:
+            pixels = np.asarray(image.convert("L")).astype(np.bool_)
+    except (binascii.Error, BrokenImageError):
+        raise _ShapeError("mask-broken", "has a mask that is no PNG") from None
+    except (OSError, SyntaxError, ValueError) as exc:  # as Pillow's decoder raises them
+        raise _ShapeError("mask-broken", f"has a mask that cannot be decoded ({exc})") from None
+    if np.count_nonzero(pixels[1:] != pixels[:-1]) > masks.MAX_COUNTS:
+        raise _ShapeError("shape-too-large", f"has a mask with more than {masks.MAX_COUNTS:,} runs")
+    mask = masks.encode(pixels, left, top, *size)
+    around = masks.bounds(mask)
+    if around is None:
+        raise _ShapeError("mask-broken", "has a mask without a pixel")
+    x1, y1, x2, y2 = around
+    return _Geometry((float(x1), float(y1), float(x2), float(y2)), mask)
+
+
+_TYPES: Final[dict[str, Callable[[Mapping[str, JSON], tuple[int, int]], _Geometry]]] = {
+    "circle": _read_circle,
+    "line": _read_line,
+    "linestrip": _read_line,
+    "mask": _read_mask,
+    "oriented_rectangle": _read_rotated,
+    "point": _read_points,
+    "points": _read_points,
+    "polygon": _read_polygon,
+    "rectangle": _read_rectangle,
+    "rotation": _read_rotated,
+}
+
+
+# --- writing ---------------------------------------------------------------------------------------------------------
+
+
+def write(annotation: Annotation) -> bytes:
+    """Write the file of an image that lies beside it. The same bytes for the same annotation."""
+    content = {
+        "version": "6.3.1",
+        "flags": dict.fromkeys(annotation.labels, True),
+        "shapes": [_shape(box) for box in annotation.boxes],
+        "imagePath": annotation.path.rpartition("/")[2],
+        "imageData": None,
+        "imageHeight": annotation.height,
+        "imageWidth": annotation.width,
+    }
+    return json.dumps(content, indent=2).encode() + b"\n"
+
+
+def _shape(box: Box) -> dict[str, Any]:
+    extra = box.extra or NOTHING
+    type, points, more = _written(box, extra)
+    own = dict(box.attributes)
+    description = own.pop("description", "")
+    flags = {name: own.pop(name) == "true" for name in list(own) if own[name] in ("true", "false")}
+    flags |= {
+        flag: True for flag, there in zip(_FLAGS, (box.difficult, box.truncated, box.occluded), strict=True) if there
+    }
+    shape: dict[str, Any] = {
+        "label": box.label,
+        "points": [list(point) for point in zip(points[0::2], points[1::2], strict=True)],
+        "group_id": extra.group if extra.group >= 0 else None,
+        "description": description,
+        "shape_type": type,
+        "flags": flags,
+        "mask": None,
+        **more,
+    }
+    if own:
+        shape["attributes"] = own
+    if extra.score is not None:
+        shape["score"] = extra.score
+    return shape
+
+
+def _written(box: Box, extra: Extra) -> tuple[str, list[float], dict[str, Any]]:
+    """Return the type, the points and further keys of an object's shape."""
+    outline, keypoints = extra.outline, extra.keypoints
+    if isinstance(outline, Polygon) and outline.points and not outline.ends:
+        return "polygon", unpack(outline.points).tolist(), {}
+    if isinstance(outline, Rotated):
+        return "oriented_rectangle", unpack(outline.corners).tolist(), {}
+    if isinstance(outline, Mask):
+        return _written_mask(outline)
+    if keypoints is not None and keypoints.visible:
+        more = {} if set(keypoints.visible) == {2} else {"visible": list(keypoints.visible)}
+        return "points", unpack(keypoints.points).tolist(), more
+    return "rectangle", [box.x1, box.y1, box.x2, box.y2], {}
+
+
+def _written_mask(mask: Mask) -> tuple[str, list[float], dict[str, Any]]:
+    import numpy as np
+    import PIL.Image
+
+    from datacache.annotations.shapes import mask as masks
+
+    left, top, right, bottom = masks.bounds(mask) or (0, 0, 1, 1)
+    file = io.BytesIO()
+    PIL.Image.fromarray(np.ascontiguousarray(masks.decode(mask, (left, top, right, bottom)), np.uint8)).save(
+        file, "PNG"
+    )
+    text = base64.b64encode(file.getvalue()).decode("ascii")
+    return "mask", [float(left), float(top), float(right - 1), float(bottom - 1)], {"mask": text}
