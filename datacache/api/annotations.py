@@ -97,7 +97,8 @@ def preview(ref: str, *, paths: Collection[str] | None = None, n: int = 16, sett
                 raise PathNotFoundError(f"{snapshot.record.ref} has no image {missing}", path=missing)
         pictures = [Picture(row.path, snapshot.read(row.path), row.annotation) for row in rows]
         subtitle = f"{len(pictures):,} of {table.images:,} images"
-        return draw(pictures, title=snapshot.record.ref, subtitle=subtitle, colours=colours_of(table.labels))
+        colours = colours_of(table.labels)
+        return draw(pictures, title=snapshot.record.ref, subtitle=subtitle, colours=colours, skeletons=table.skeletons)
 
 
 def subset(

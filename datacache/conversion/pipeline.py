@@ -18,7 +18,6 @@ from datacache.annotations.classes import class_order
 from datacache.annotations.formats.metadata import is_metadata
 from datacache.annotations.image_header import jpeg_end
 from datacache.annotations.model import FORMATS, Annotation, Problem, quote, truncated_image
-from datacache.annotations.shapes.outline import skeleton_of
 from datacache.annotations.table.table import Table
 from datacache.catalog.base import Catalog
 from datacache.catalog.commit import check_target, commit_manifest
@@ -113,9 +112,8 @@ def run(
             problems=report.problems,
             hint=f"It has {', '.join(sorted(found)[:_SHOWN])}{' and more' if len(found) > _SHOWN else ''}.",
         )
-    skeletons = {name: skeleton_of(found) for name, found in table.meta.get("skeletons", {}).items()}
     above = table.meta.get("supercategories", {})
-    about = About(order, splits.names, plan.reading.origin, skeletons, above)
+    about = About(order, splits.names, plan.reading.origin, table.skeletons, above)
     target = TARGETS[plan.to](about)
     sources: list[Source] = list(snapshot.manifest.root.sources)
     files = NewFiles(sources, catalog.put_blobs, open_objects)

@@ -8,7 +8,8 @@ With `--json`: `{"snapshot": {…as snapshot show…}, "report": {"images", "wri
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -112,15 +113,21 @@ def _show_problems(app: App, problems: Sequence[api.AnnotationProblem], report: 
     """Print what was wrong: a line each, the first of them; nothing where all was well."""
     if not problems:
         return
-    order = ("skipped", "repaired", "noted")
-    skipped, repaired, noted = (sum(problem.action == action for problem in problems) for action in order)
-    app.out.line(f"problems  {repaired:,} repaired, {skipped:,} left out, {noted:,} noted")
+    app.out.line(f"problems  {counted_problems(Counter(problem.action for problem in problems))}")
+    order = ("skipped", "changed", "repaired", "noted")
     for problem in sorted(problems, key=lambda problem: order.index(problem.action))[:_SHOWN]:
         place = f"{problem.file}:{problem.line}" if problem.line else problem.file
         app.out.line(f"  {problem.action:8}  {problem.code:18}  {printable(place)}  {printable(problem.message)}")
     if len(problems) > _SHOWN:
         where = f"all are in {report}" if report is not None else "--report FILE or --json lists all"
         app.out.line(f"  … and {len(problems) - _SHOWN:,} more: {where}")
+
+
+def counted_problems(times: Mapping[str, int]) -> str:
+    """Say how often what was done about problems."""
+    words = {"repaired": "repaired", "skipped": "left out", "changed": "changed", "noted": "noted"}
+    counts = {word: times.get(action, 0) for action, word in words.items()}
+    return ", ".join(f"{count:,} {word}" for word, count in counts.items() if count or word != "changed")
 
 
 def _listed(counts: dict[str, int]) -> str:

@@ -77,7 +77,12 @@ def preview(
         everything = f"{len(chosen):,} of {images:,} images" + (f" that differ from {old[0].record.ref}" if old else "")
         known = {**table.labels, **(old[1].labels if old else {})}
         data = api.draw_pictures(
-            pictures, title=name, subtitle=everything, colours=api.colours_of(known), columns=columns
+            pictures,
+            title=name,
+            subtitle=everything,
+            colours=api.colours_of(known),
+            columns=columns,
+            skeletons=table.skeletons,
         )
     write_file(out, data, "--out")
     width, height = (int.from_bytes(data[at : at + 4]) for at in (16, 20))  # of a PNG's first chunk

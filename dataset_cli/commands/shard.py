@@ -20,6 +20,7 @@ from datacache import api
 from datacache.core.counters import count
 from datacache.settings import format_bytes
 from dataset_cli.app import FILE, App, DatasetName, Size, SnapshotRef, command, naming_options, voc_options
+from dataset_cli.commands.convert import counted_problems
 from dataset_cli.commands.snapshot import described
 from dataset_cli.output import printable
 
@@ -108,8 +109,7 @@ def _make(app: App, ref: str, to: str, *, classes: Path | None, **options: Any) 
     for problem in built.problems:
         actions[problem.action] += problem.times
     if counts is not None and actions:
-        said = f"{actions['repaired']:,} repaired, {actions['skipped']:,} left out, {actions['noted']:,} noted"
-        app.out.line(f"problems  {said}; see: dsctl stats {printable(ref)}")
+        app.out.line(f"problems  {counted_problems(actions)}; see: dsctl stats {printable(ref)}")
     if snapshot is not None:
         tags = ", ".join(snapshot["tags"])
         app.out.line(f"snapshot  {snapshot['ref']}" + (f"  tags: {tags}" if tags else ""))

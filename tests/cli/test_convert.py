@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from dataset_cli.demo.faces import draw_faces
 from tests.cli.conftest import Dsctl
@@ -41,6 +42,41 @@ def test_it_prints_the_snapshot_the_counts_and_every_problem_with_its_place(face
     assert "JPEGImages/000002.jpg" in done.out
     shown = dsctl("snapshot", "show", "faces-yolo").out
     assert "convert faces@" in shown
+
+
+def test_what_a_format_cannot_hold_is_changed_and_counted(tmp_path: Path, dsctl: Dsctl) -> None:
+    folder = tmp_path / "shapes"
+    folder.mkdir()
+    Image.new("RGB", (400, 300)).save(folder / "a.jpg")
+    polygon = {"bbox": [40, 50, 140, 130], "segmentation": [[40, 50, 180, 50, 160, 180, 60, 170]]}
+    pose = {"bbox": [230, 60, 130, 200], "keypoints": [250, 80, 2, 300, 100, 1, 0, 0, 0]}
+    shared = {
+        "images": [{"id": 1, "file_name": "a.jpg", "width": 400, "height": 300}],
+        "categories": [
+            {"id": 1, "name": "cut"},
+            {"id": 2, "name": "pose", "keypoints": [*"abc"], "skeleton": [[1, 2]]},
+        ],
+        "annotations": [
+            {"id": n, "image_id": 1, "category_id": n, "iscrowd": 0, **what}
+            for n, what in enumerate((polygon, pose), 1)
+        ],
+    }
+    (folder / "instances.json").write_text(json.dumps(shared))
+    assert dsctl("snapshot", "create", "shapes", "--from", folder, "--tag", "v1").code == 0
+    words = ("convert", "shapes@v1", "--split", "none", "--as")
+    done = dsctl(*words, "boxes", "--to", "yolo")
+    assert (done.code, done.err) == (0, "")
+    assert "problems  0 repaired, 0 left out, 2 changed, 0 noted" in done.out
+    assert "  changed   polygon-boxed " in done.out
+    refused = dsctl(*words, "strict", "--to", "yolo", "--strict")
+    assert refused.code == 1
+    assert "polygon-boxed" in refused.out
+    assert "problems" not in dsctl(*words, "same", "--to", "coco").out
+    shapes = {"polygons": 1, "masks": 0, "rotated": 0, "vertices": 4, "keypoints": 2}
+    for ref in ("shapes@v1", "same"):
+        assert dsctl("stats", ref, "--json").json["shapes"] == shapes
+    assert dsctl("query", "same", "--where", "keypoints == 2", "--count").out.strip().startswith("1")
+    assert dsctl("preview", "same", "--out", tmp_path / "same.png").code == 0
 
 
 @promise("A data set's command, source and layout change only with `--replace`")

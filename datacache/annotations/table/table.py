@@ -27,6 +27,7 @@ from types import TracebackType
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from datacache.annotations.model import Action, Problem
+from datacache.annotations.shapes.outline import Skeleton, skeleton_of
 from datacache.annotations.table import ranges
 from datacache.annotations.table.columns import ColumnReader, ColumnWriter
 from datacache.annotations.table.ranges import Row, Summary
@@ -278,6 +279,11 @@ class Table:
         self._kind_columns = [columns.numbers(15 + n, self._kinds_at[-1]) for n in range(2)]
         if len(self._blobs) != self._details_at[-1] + loose:
             raise CorruptManifestError("the root of an annotation table names too few blobs, or too many")
+
+    @property
+    def skeletons(self) -> dict[str, Skeleton]:
+        """Return the skeletons of the labels that have keypoints."""
+        return {label: skeleton_of(fields) for label, fields in self.meta.get("skeletons", {}).items()}
 
     @classmethod
     def open(cls, root: BlobId, load_blobs: LoadBlobs) -> Table:
