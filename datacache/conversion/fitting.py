@@ -41,6 +41,7 @@ class _Fitting:
 
     def __init__(self, holds: frozenset[str], width: int, height: int) -> None:
         self._holds, self._width, self._height = holds, width, height
+        self._plain = "polygon" in holds
         self.changes: dict[str, tuple[str, int, int]] = {}
         """Code → message, number of objects, and the first one's line."""
 
@@ -52,6 +53,8 @@ class _Fitting:
     def fitted(self, box: Box, extra: Extra) -> Box:
         """Return the box with what is held of its extra."""
         outline, keypoints = extra.outline, extra.keypoints
+        if self._plain and type(outline) is Polygon and not outline.ends and extra[1:6] == NOTHING[1:6]:
+            return box  # nearly every polygon of nearly every data set
         if keypoints is not None and "keypoints" not in self._holds:
             self.say("keypoints-left-out", "the keypoints{of} are left out", box.line)
             keypoints = None
@@ -62,7 +65,7 @@ class _Fitting:
                 self._say_boxed(outline, box)
                 outline = None
         kept = extra._replace(outline=outline, keypoints=keypoints)
-        if "area" not in self._holds or outline is not extra.outline:
+        if outline is not extra.outline:
             kept = kept._replace(area=None)
         details = kept._replace(
             track=kept.track if "track" in self._holds else -1,

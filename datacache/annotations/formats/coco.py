@@ -35,6 +35,7 @@ from datacache.annotations.shapes.outline import (
     NOTHING,
     POINT_BYTES,
     Edges,
+    Extra,
     Keypoints,
     Mask,
     Outline,
@@ -279,8 +280,8 @@ class _Reader:
             given = to_number(entry.get("area"))
             if given is not None and not 0 <= given < math.inf:
                 given = None
-            extra = NOTHING._replace(outline=outline, keypoints=keypoints, area=given)
-            extra = None if extra == NOTHING else extra
+            if outline is not None or keypoints is not None or given is not None:
+                extra = Extra(outline, keypoints, area=given)
         image.boxes.append(Box(label, *edges, *flags, tuple(sorted(attributes.items())), self.number, extra))
 
     def finish(self) -> DraftFile:
@@ -413,6 +414,8 @@ class _Image:
 
 def _attributes(entry: dict[str, JSON]) -> tuple[tuple[bool, bool, bool], dict[str, str]]:
     """Return the flags, and the other attributes as texts."""
+    if "attributes" not in entry and "score" not in entry:
+        return (False, False, False), {}
     given = entry.get("attributes")
     given = dict(given) if isinstance(given, dict) else {}
     if "score" in entry:

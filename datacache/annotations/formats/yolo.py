@@ -14,7 +14,7 @@ from typing import Final
 
 from datacache.annotations.formats.values import ClassIds, parse_number
 from datacache.annotations.model import Annotation, Box, Draft, Problem, Problems, quote
-from datacache.annotations.shapes.outline import Extra, Keypoints, Polygon, Rotated, Skeleton, bounds, unpack
+from datacache.annotations.shapes.outline import Extra, Keypoints, Polygon, Rotated, Skeleton, bounds, pack, unpack
 from datacache.core.errors import AnnotationError, UsageError
 
 MAX_BYTES: Final = 32 * 2**20
@@ -185,14 +185,32 @@ def write_outlines(annotation: Annotation, class_ids: Mapping[str, int]) -> byte
     a polygon of one ring or a rotated box; of a box alone its four corners.
 
     Points are written inside the image: Ultralytics leaves out an image with one outside."""
+    boxes = _chosen(annotation, class_ids)
+    if not boxes:
+        return b""
+    import numpy as np
+
+    points = [
+        box.extra.outline[0]
+        if box.extra and isinstance(box.extra.outline, Polygon | Rotated)
+        else pack((box.x1, box.y1, box.x2, box.y1, box.x2, box.y2, box.x1, box.y2))
+        for _, box in boxes
+    ]
+    values = np.frombuffer(b"".join(points)).reshape(-1, 2) / (annotation.width, annotation.height)
+    # ` 0.123456` in nine columns: a third of the time that `%.6f` takes.
+    units = np.rint(values.clip(0.0, 1.0).ravel() * 1e6).astype(np.int32)
+    digits = np.empty((len(units), 9), np.uint8)
+    digits[:, 0], digits[:, 2] = ord(" "), ord(".")
+    for column in (8, 7, 6, 5, 4, 3, 1):
+        tens = units // 10
+        digits[:, column] = units - 10 * tens + ord("0")
+        units = tens
+    text, at = digits.tobytes(), 0
     lines: list[bytes] = []
-    for id, box in _chosen(annotation, class_ids):
-        outline = box.extra and box.extra.outline
-        if isinstance(outline, Polygon | Rotated):
-            values = unpack(outline[0])
-        else:
-            values = array("d", (box.x1, box.y1, box.x2, box.y1, box.x2, box.y2, box.x1, box.y2))
-        lines.append((b"%d" + b" %.6f" * len(values) + b"\n") % (id, *_shares(values, annotation)))
+    for (id, _), part in zip(boxes, points, strict=True):
+        end = at + len(part) // 8 * 9
+        lines.append(b"%d%b\n" % (id, text[at:end]))
+        at = end
     return b"".join(lines)
 
 

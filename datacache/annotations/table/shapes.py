@@ -165,10 +165,14 @@ def get_extras(
 
     def outline(kind: int) -> Outline | None:
         if kind == _POLYGON:
-            mine = [next(rings) for _ in range(next(ring_count))]
+            count = next(ring_count)
+            if count == 1:
+                size, hole = next(rings)
+                return Polygon(taken(size), (), hole)
+            mine = [next(rings) for _ in range(count)]
             ends = tuple(accumulate(size for size, _ in mine))
             bits = sum(hole << n for n, (_, hole) in enumerate(mine))
-            return Polygon(taken(ends[-1]), ends if len(ends) > 1 else (), bits)
+            return Polygon(taken(ends[-1]), ends, bits)
         if kind & 3 == _MASK:
             return Mask(*next(mask), bool(kind & _LISTED))
         return Rotated(taken(4)) if kind == _ROTATED else None

@@ -39,8 +39,8 @@ class Target:
     """Images of each split lie in a folder of their own."""
     holds: frozenset[str] = frozenset()
     """The kinds that the format has besides boxes and labels; `fitting` changes all others: `polygon`, `rings` (several
-    of a polygon), `holes`, `mask`, `rotated`, `keypoints`, `outline+keypoints` (of one object), `area` (as the file had
-    it), `track`, `group`, `score`, `author`, `captions`."""
+    of a polygon), `holes`, `mask`, `rotated`, `keypoints`, `outline+keypoints` (of one object), `track`, `group`,
+    `score`, `author`, `captions`."""
     lists_paths = False
     """A file has a path a line, which no path with a line break can be in."""
 
