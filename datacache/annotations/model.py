@@ -175,6 +175,7 @@ PROBLEMS: Final[dict[str, str]] = {
     "box-repeated": "A file has the same box several times",
     "shape-boxed": "An object is a line or a cuboid, which have no place here",
     "shape-approximated": "An object is an ellipse or a circle",
+    "track-made": "The format has tracks, and an object has none",
     "track-interpolated": "A track has no shape in frames between others",
     # Outlines and keypoints.
     "shape-malformed": "An outline is no list of points",

@@ -21,7 +21,19 @@ from dataset_cli.app import FILE, App, DatasetName, SnapshotRef, command, naming
 from dataset_cli.commands.snapshot import described, summary
 from dataset_cli.output import printable
 
-FORMATS = ("yolo", "yolo-segment", "yolo-pose", "yolo-obb", "darknet", "coco", "cvat", "keras-yolo3", "labelme", "voc")
+FORMATS = (
+    "yolo",
+    "yolo-segment",
+    "yolo-pose",
+    "yolo-obb",
+    "darknet",
+    "coco",
+    "cvat",
+    "cvat-video",
+    "keras-yolo3",
+    "labelme",
+    "voc",
+)
 _SHOWN = 20
 image_options = options(
     click.option("--resize", metavar="WxH", help="Scale images to this width x height."),

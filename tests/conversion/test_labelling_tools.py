@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,9 +10,10 @@ import pytest
 from PIL import Image
 
 from datacache import api
-from datacache.annotations.model import Annotation
+from datacache.annotations.model import Annotation, Box
 from datacache.annotations.table.table import Table
 from datacache.conversion.index import Annotations, Reading
+from datacache.core.errors import UsageError
 from datacache.reader.snapshot import Snapshot
 from datacache.settings import Settings
 
@@ -82,3 +84,107 @@ def test_a_set_of_boxes_is_the_same_there_and_back(
     assert by_name(between) == by_name(after) == sides
     if split != "none":
         assert {annotation.path.split("/")[1] for annotation in between} == {"train", "val"}
+
+
+KINDS = """<?xml version="1.0" encoding="utf-8"?>
+<annotations><version>1.1</version>
+<meta><task><size>1</size><labels>
+<label><name>person</name><type>skeleton</type></label>
+<label><name>nose</name><parent>person</parent></label>
+<label><name>left eye</name><parent>person</parent></label>
+<label><name>right eye</name><parent>person</parent></label>
+</labels></task></meta>
+<image id="0" name="a.png" width="64" height="48">
+<box label="plain" source="manual" occluded="1" xtl="1.00" ytl="2.00" xbr="9.00" ybr="9.50" z_order="0"></box>
+<box label="turned" source="auto" occluded="0" xtl="20.00" ytl="10.00" xbr="40.00" ybr="20.00" rotation="30.00"></box>
+<polygon label="plain" source="manual" group_id="2" occluded="0" points="10.00,10.00;30.00,10.00;20.00,40.00">
+<attribute name="wet">yes</attribute></polygon>
+<mask label="plain" source="manual" occluded="0" rle="0, 2, 1, 3" left="5" top="6" width="3" height="2"></mask>
+<skeleton label="person" source="manual" occluded="0" z_order="0">
+<points label="nose" outside="0" occluded="0" points="30.00,10.00"></points>
+<points label="left eye" outside="0" occluded="1" points="26.00,8.00"></points>
+<points label="right eye" outside="1" occluded="0" points="0.00,0.00"></points>
+</skeleton>
+<tag label="night" source="manual"></tag>
+</image></annotations>
+"""
+
+
+def test_every_kind_of_object_is_the_same_there_and_back(
+    tmp_path: Path, make: Make, settings: Settings, number: int, read
+) -> None:
+    draw(tmp_path / "kinds", "images/a.png")
+    (tmp_path / "kinds" / "annotations.xml").write_text(KINDS)
+    first, names = make(tmp_path / "kinds"), itertools.count()
+
+    def convert(ref: str, to: str) -> tuple[str, list[tuple[str, str]]]:
+        done = api.convert(ref, to=to, name=f"kinds-{next(names)}-{number}", settings=settings)
+        return done.record.ref, [(problem.code, problem.action) for problem in done.report.problems]
+
+    def objects(ref: str) -> list[object]:
+        table, (annotation,) = read(ref)
+        return [table.meta["format"], annotation.labels, *(box._replace(line=0) for box in annotation.boxes)]
+
+    there, problems = convert(first, "cvat")
+    assert (problems, objects(there)) == ([], objects(first))
+    through, problems = convert(first, "labelme")
+    assert problems == [("details-left-out", "changed")]  # the author
+    back, problems = convert(through, "cvat")
+    assert problems == []
+    _, labels, plain, _, *others = objects(first)
+    found = objects(back)
+    # Corners have two decimals after CVAT's way of writing them; LabelMe's keypoints have no names.
+    assert found[:3] + found[4:6] == ["cvat", labels, plain, *others[:2]]
+    assert [box.label for box in found[2:]] == ["plain", "turned", "plain", "plain", "person"]  # type: ignore[attr-defined]
+    coco, problems = convert(first, "coco")
+    assert {code for code, _ in problems} == {"rotation-outlined", "details-left-out"}
+    person, before = objects(coco)[-1], others[2]
+    assert isinstance(person, Box)
+    assert isinstance(before, Box)
+    assert person.extra is not None
+    assert person.extra._replace(area=None) == before.extra
+
+
+def test_tracks_of_a_video_are_the_same_there_and_back(
+    tmp_path: Path, make: Make, settings: Settings, number: int, read
+) -> None:
+    draw(tmp_path / "v", *(f"images/frame_{n:06d}.png" for n in (0, 1, 2, 3, 7)))
+    tracks = """<track id="4" label="car" source="auto" group_id="1">
+<box frame="0" keyframe="1" outside="0" occluded="1" xtl="1.00" ytl="2.00" xbr="11.00" ybr="12.00" z_order="0"></box>
+<box frame="1" keyframe="0" outside="0" occluded="0" xtl="3.00" ytl="2.00" xbr="13.00" ybr="12.00" z_order="2">
+<attribute name="wet">yes</attribute></box>
+<box frame="2" keyframe="1" outside="1" occluded="0" xtl="3.00" ytl="2.00" xbr="13.00" ybr="12.00" z_order="0"></box>
+<box frame="7" keyframe="1" outside="0" occluded="0" xtl="5.00" ytl="2.00" xbr="15.00" ybr="12.00" z_order="0"></box>
+</track><track id="5" label="way" source="manual">
+<polygon frame="3" keyframe="1" outside="0" points="1.00,1.00;9.00,1.00;9.00,9.00"></polygon>
+<polygon frame="4" keyframe="1" outside="1" points="1.00,1.00;9.00,1.00;9.00,9.00"></polygon>
+</track></annotations>"""
+    (tmp_path / "v" / "annotations.xml").write_text(VIDEO[: VIDEO.index("<track")].replace(">3<", ">8<") + tracks)
+    first = make(tmp_path / "v")
+    done = api.convert(
+        first, to="cvat-video", name=f"v-{number}", settings=settings, keep_unannotated=True, strict=True
+    )
+    assert done.report.counts == {"image-unannotated": 1}
+    (before, one), (after, other) = read(first), read(done.record.ref)
+    assert [*after.problems(), *before.problems()] == []
+
+    def plain(found: list[Annotation]) -> list[object]:
+        return [(a.path, a.width, a.height, [box._replace(line=0) for box in a.boxes]) for a in found]
+
+    assert plain(other) == plain(one)
+    assert [len(annotation.boxes) for annotation in other] == [1, 1, 0, 1, 1]
+
+
+def test_objects_without_a_track_become_tracks_of_one_frame(
+    faces: Path, make: Make, settings: Settings, number: int, read
+) -> None:
+    first = make(faces)
+    done = api.convert(first, to="cvat-video", name=f"v-{number}", settings=settings, split="none")
+    assert {problem.code for problem in done.report.problems} == {"track-made"}
+    (_, one), (table, other) = read(first), read(done.record.ref)
+    assert [(a.label, a[1:5]) for annotation in one for a in annotation.boxes] == [
+        (a.label, a[1:5]) for annotation in other for a in annotation.boxes
+    ]
+    assert (table.meta["format"], list(table.problems())) == ("cvat", [])
+    with pytest.raises(UsageError, match="splits"):
+        api.convert(first, to="cvat-video", name=f"w-{number}", settings=settings, split="train=0.5,val=0.5")

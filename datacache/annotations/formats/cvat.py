@@ -557,6 +557,48 @@ def write(
     yield b"</annotations>\n"
 
 
+def write_video(
+    frames: Iterable[tuple[int, Annotation]], classes: Sequence[str], skeletons: Mapping[str, Skeleton], count: int
+) -> Iterator[bytes]:
+    """Write the file of a video with `count` frames. An object without a track is one of a single frame, and so are
+    those of one track and another class."""
+    tracks: dict[tuple[int, str], list[tuple[int, Box]]] = {}
+    size, alone = (0, 0), 0
+    for frame, annotation in frames:
+        size = size if any(size) else (annotation.width, annotation.height)
+        for box in annotation.boxes:
+            track = (box.extra or NOTHING).track
+            alone -= track < 0
+            tracks.setdefault((track if track >= 0 else alone, box.label), []).append((frame, box))
+    yield _head(classes, skeletons, count, "interpolation", size)
+    taken: set[int] = set()
+    following = max([track for track, _ in tracks] or [0]) + 1
+    for (track, label), shapes in sorted(
+        tracks.items(), key=lambda item: (item[0][0] < 0, abs(item[0][0]), item[0][1])
+    ):
+        number = track
+        if track < 0 or track in taken:
+            number, following = following, following + 1
+        taken.add(number)
+        yield _track_text(number, label, shapes, skeletons, count).encode("utf-8")
+    yield b"</annotations>\n"
+
+
+def _track_text(
+    number: int, label: str, shapes: Sequence[tuple[int, Box]], skeletons: Mapping[str, Skeleton], count: int
+) -> str:
+    extra = shapes[0][1].extra or NOTHING
+    group = f' group_id="{extra.group}"' if extra.group >= 0 else ""
+    lines = [f'  <track id="{number}" label={_quoted(label)} source={_quoted(extra.author or "manual")}{group}>\n']
+    for n, (frame, box) in enumerate(shapes):
+        keyframe = "0" if ("keyframe", "0") in box.attributes else "1"
+        lines.append(_shape_text(box, skeletons, "", f' frame="{frame}" keyframe="{keyframe}" outside="0"'))
+        until = shapes[n + 1][0] if n + 1 < len(shapes) else count
+        if frame + 1 < until:
+            lines.append(_shape_text(box, skeletons, "", f' frame="{frame + 1}" keyframe="1" outside="1"'))
+    return "".join((*lines, "  </track>\n"))
+
+
 def _head(
     classes: Sequence[str],
     skeletons: Mapping[str, Skeleton],
@@ -607,6 +649,8 @@ def _shape_text(box: Box, skeletons: Mapping[str, Skeleton], named: str, more: s
         attributes = [pair for pair in attributes if pair[0] != "z_order"]
     else:
         z_order = "0"
+    if not named:
+        attributes = [pair for pair in attributes if pair[0] != "keyframe"]
     attributes += [pair for pair, flag in zip(_FLAGS, (box.difficult, box.truncated), strict=True) if flag]
     head = named
     if named:

@@ -7,6 +7,7 @@ Used by the pipeline. A target knows paths and bytes, nothing of snapshots or st
     darknet      obj_train_data/[SPLIT/]x.jpg and x.txt  obj.names  obj.data  SPLIT.txt
     coco         images/[SPLIT/]x.jpg  annotations/instances[_SPLIT].json
     cvat         images/[SPLIT/]x.jpg  annotations.xml
+    cvat-video   images/frame_000000.jpg  annotations.xml
     keras-yolo3  images/x.jpg  SPLIT.txt  classes.txt
     labelme      images/[SPLIT/]x.jpg and x.json
     voc          JPEGImages/x.jpg  Annotations/x.xml  ImageSets/Main/SPLIT.txt
@@ -22,7 +23,7 @@ from collections.abc import Callable
 
 from datacache.conversion.targets.base import About, Target
 from datacache.conversion.targets.coco import Coco
-from datacache.conversion.targets.cvat import Cvat
+from datacache.conversion.targets.cvat import Cvat, CvatVideo
 from datacache.conversion.targets.keras_yolo import KerasYolo
 from datacache.conversion.targets.labelme import Labelme
 from datacache.conversion.targets.voc import Voc
@@ -33,6 +34,7 @@ __all__ = ["TARGETS", "About", "Target"]
 TARGETS: dict[str, Callable[[About], Target]] = {
     "coco": Coco,
     "cvat": Cvat,
+    "cvat-video": CvatVideo,
     "darknet": Darknet,
     "keras-yolo3": KerasYolo,
     "labelme": Labelme,

@@ -1,12 +1,14 @@
-"""CVAT XML 1.1: one file about all images, whose splits are CVAT's subsets."""
+"""CVAT XML 1.1: one file about all images, whose splits are CVAT's subsets, or about the frames of one video."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 
 from datacache.annotations.formats import cvat
 from datacache.annotations.model import Annotation, Problem
 from datacache.conversion.targets.base import About, File, Target
+from datacache.core.errors import UsageError
 
 
 class Cvat(Target):
@@ -25,3 +27,37 @@ class Cvat(Target):
     def _finish(self) -> Iterator[File]:
         about = self._about
         yield "annotations.xml", b"".join(cvat.write(self._kept, about.classes, about.skeletons, self._count))
+
+
+class CvatVideo(Target):
+    """Images are the frames, in the order of their paths."""
+
+    holds = frozenset({"polygon", "mask", "rotated", "keypoints", "group", "author", "track"})
+    split_folders = False
+
+    def __init__(self, about: About) -> None:
+        super().__init__(about)
+        if about.splits:
+            raise UsageError("a video of CVAT has no splits", hint="Convert with --split none, or --to cvat.")
+        self._frame = -1
+
+    def image_path(self, relative: str, split: str) -> str:
+        """Return the name that CVAT gives the next frame, or a later one where the image has its name already."""
+        name = relative.rpartition("/")[2]
+        named = re.match(r"frame_(\d{6,9})\.", name)
+        self._frame = max(self._frame + 1, int(named[1]) if named else 0)
+        return f"{self.folder}/frame_{self._frame:06d}.{name.rpartition('.')[2]}"
+
+    def _add(self, annotation: Annotation, split: str, annotated: bool) -> tuple[Sequence[File], Sequence[Problem]]:
+        self._kept.append(("", (self._frame, annotation)))
+        alone = sum(box.extra is None or box.extra.track < 0 for box in annotation.boxes)
+        if not alone:
+            return (), ()
+        message = f"{alone:,} object(s) have no track; each is one of a single frame"
+        return (), [Problem("track-made", "noted", annotation.source or annotation.path, 0, message)]
+
+    def _finish(self) -> Iterator[File]:
+        about = self._about
+        frames = (frame for _, frame in self._kept)
+        data = b"".join(cvat.write_video(frames, about.classes, about.skeletons, self._frame + 1))
+        yield "annotations.xml", data
