@@ -280,7 +280,7 @@ class _Seen:
             images=self.images,
             annotation_files=len(lists) if format not in self._files() else self._files()[format][0],
             lists=tuple(lists),
-            data_yamls=self._data_yamls() if format == "yolo" else (),
+            data_yamls=self._data_yamls() if format.startswith("yolo") else (),
             class_lists=_nearest(self.class_lists),
             image_sets=_image_sets(self.image_sets),
             image_lists=tuple(self._image_lists),
@@ -318,6 +318,7 @@ class _Seen:
             "labelme": (self.json.count, _Seen._has_labelme),
             "voc": (self.xml.count, _Seen._has_voc),
             "yolo": (self._labels, _Seen._has_yolo),
+            "yolo-obb": (self._labels, lambda _: False),  # nothing tells it from polygons
         }
 
     def _has_labelme(self) -> bool:

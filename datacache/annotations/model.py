@@ -38,8 +38,10 @@ FORMATS: Final = {
     "none": Format(),
     "voc": Format(b".xml", sized=True),
     "yolo": Format(b".txt", numbered=True),
+    "yolo-obb": Format(b".txt", numbered=True),
 }
-"""The formats that are read; `none` where there are images alone."""
+"""The formats that are read; `none` where there are images alone. `yolo-obb` has the files of `yolo`, and its lines of
+four points are rotated boxes; it must be asked for, unless `data.yaml` says so."""
 Action = Literal["repaired", "skipped", "noted", "changed"]
 
 

@@ -120,7 +120,7 @@ def read_splits(read: Read, layout: Layout) -> ListedSplits:
     """
     splits = ListedSplits(layout)
     files = [(split_of_name(without_extension(file).rpartition(b"/")[2]), file) for file in layout.image_sets]
-    if layout.format == "yolo":
+    if layout.format.startswith("yolo"):
         named = ((split_of_name(without_extension(file).rpartition(b"/")[2]), file) for file in layout.image_lists)
         files += [(split or file_split(file), file) for split, file in named]
     found = {split for split, _ in files if split}

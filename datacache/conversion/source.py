@@ -336,7 +336,8 @@ class AnnotationSource:
         self.layout: Layout = detect(self._manifest, self.read, format=format)
         self.format = self.layout.format
         found = read_class_list(self.read, self.layout, classes)
-        self.classes, self.pose, self.rotated, problems, self.classes_given = found
+        self.classes, self.pose, rotated, problems, self.classes_given = found
+        self.rotated = rotated or self.format == "yolo-obb"
         named = self.pose is not None and self.pose.names
         self.skeletons: dict[str, Skeleton] = dict.fromkeys(self.classes, self.pose) if self.pose and named else {}
         self.supercategories: dict[str, str] = {}

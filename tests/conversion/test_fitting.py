@@ -250,3 +250,17 @@ def test_keypoints_that_no_class_has_cannot_be_written(drawn: Path, make: Callab
 def test_objects_without_keypoints_are_noted(persons: str, convert: Convert) -> None:
     codes = {problem.code for problem in convert(persons, "yolo-pose").report.problems}
     assert {"keypoints-padded", "mask-boxed"} <= codes
+
+
+def test_lines_of_four_points_are_rotated_boxes_where_that_is_said(
+    persons: str, convert: Convert, files: Callable[[str], dict[str, bytes]], tmp_path: Path, make: Callable[..., str]
+) -> None:
+    folder = tmp_path / "plain"
+    for path, data in files(convert(persons, "yolo-obb").record.ref).items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(data.replace(b"# task: obb\n", b""))
+    ref = make(folder, "plain")
+    assert "outline-rotated" in {problem.code for problem in convert(ref, "yolo-obb", replace=True).report.problems}
+    done = convert(ref, "yolo-obb", format="yolo-obb", strict=True, replace=True)
+    written = files(done.record.ref)
+    assert written["labels/train/a.txt"] == (folder / "labels/train/a.txt").read_bytes()
