@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.nn.functional import interpolate
 from torch.utils.data import Dataset, get_worker_info
 
 from datacache.core.errors import DatacacheError, UsageError
@@ -217,10 +218,16 @@ def _height_and_width(size: Any) -> Size | None:
 
 
 def _scaled(target: Any, own: Size, size: Size) -> Any:
-    """Scale a detection target to an image resized from `own` to `size`, and return it."""
+    """Scale boxes and shapes to an image resized from `own` to `size`, and return them."""
     if isinstance(target, dict) and "boxes" in target and own != size:
         height, width = size[0] / own[0], size[1] / own[1]
         target["boxes"] *= torch.tensor([width, height, width, height])
+        for name, factors in (("corners", (width, height)), ("keypoints", (width, height, 1.0))):
+            if name in target:
+                target[name] *= torch.tensor(factors)
+    if isinstance(target, dict) and "masks" in target and target["masks"].shape[1:] != size:
+        masks = target["masks"]
+        target["masks"] = interpolate(masks[None], size)[0] if masks.numel() else masks.new_zeros((len(masks), *size))
     return target
 
 

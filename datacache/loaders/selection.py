@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,7 @@ from datacache.catalog.base import Catalog
 from datacache.conversion.index import Annotations, Reading
 from datacache.core.errors import CorruptManifestError, UsageError
 from datacache.core.ids import object_id
+from datacache.loaders.shapes import SHAPE_KINDS, ShapeColumn
 from datacache.manifest.codec import Range
 from datacache.manifest.reader import Manifest
 from datacache.reader.snapshot import Snapshot
@@ -38,15 +39,16 @@ log = logging.getLogger("datacache.loader")
 KINDS = ("auto", "detection", "classification", "folder", "path")
 NO_CLASS = -1
 Boxes = dict[str, NDArray[Any]]
-"""`{"boxes": float32 (n, 4) as x1, y1, x2, y2 in pixels, "labels": int64 (n,)}`."""
+"""`{"boxes": float32 (n, 4) as x1, y1, x2, y2 in pixels, "labels": int64 (n,)}`, and what `shapes` adds."""
 
 
 class BoxColumns:
     """The boxes of each sample, with the ids of their classes: 8 bytes for each sample and 20 for each box."""
 
-    def __init__(self, classes: tuple[str, ...]) -> None:
+    def __init__(self, classes: tuple[str, ...], shapes: ShapeColumn | None = None) -> None:
         self.classes = classes
         self._ids = _numbered(classes)
+        self._shapes = shapes
         self._ends: Any = array("q", [0])
         self._boxes: Any = array("f")
         self._labels: Any = array("i")
@@ -56,16 +58,21 @@ class BoxColumns:
             self._boxes.extend((box.x1, box.y1, box.x2, box.y2))
             self._labels.append(self._ids[box.label])
         self._ends.append(len(self._labels))
+        if self._shapes is not None:
+            self._shapes.add(annotation)
 
     def finish(self) -> None:
         """Make arrays of the columns: all samples were added."""
         self._ends, self._labels = np.asarray(self._ends), np.asarray(self._labels)
         self._boxes = np.asarray(self._boxes).reshape(-1, 4)
+        if self._shapes is not None:
+            self._shapes.finish()
 
     def get(self, sample: int) -> Boxes:
         """Return a sample's own copy."""
         first, last = int(self._ends[sample]), int(self._ends[sample + 1])
-        return {"boxes": self._boxes[first:last].copy(), "labels": self._labels[first:last].astype(np.int64)}
+        found = {"boxes": self._boxes[first:last].copy(), "labels": self._labels[first:last].astype(np.int64)}
+        return found if self._shapes is None else found | self._shapes.get(sample)
 
 
 class ClassColumn:
@@ -118,7 +125,7 @@ class Selection:
     ids: bytes
     """Of their objects, one after another."""
     kind: str | None
-    """The kind of targets: `detection`, `classification`, `path`, or None for none."""
+    """The kind of targets: `detection`, one of `SHAPE_KINDS`, `classification`, `path`, or None for none."""
     targets: BoxColumns | ClassColumn | None = None
 
     @property
@@ -126,10 +133,12 @@ class Selection:
         return () if self.targets is None else self.targets.classes
 
 
-def check_kind(target: str | None) -> None:
+def check_kind(target: str | None, kinds: Sequence[str] = KINDS) -> None:
     """Raise `UsageError` for a target that there is not."""
-    if target is not None and target not in KINDS:
-        raise UsageError(f"target={target!r}: there is no such target", hint=f"One of {', '.join(KINDS)}, or None.")
+    if target in SHAPE_KINDS and target not in kinds:
+        raise UsageError(f"target={target!r}: only datacache.torch.SnapshotDataset has such targets")
+    if target is not None and target not in kinds:
+        raise UsageError(f"target={target!r}: there is no such target", hint=f"One of {', '.join(kinds)}, or None.")
 
 
 def select(
@@ -147,12 +156,12 @@ def select(
     Images are meant where there are any, else all files. With targets of annotations, with a query or a split, images
     that cannot be used are left out.
     """
-    check_kind(target)
+    check_kind(target, KINDS + SHAPE_KINDS)
     annotations = Annotations(snapshot, catalog, reading or Reading())
     asked = query != Query() or bool(split)
     if target == "auto" and not asked and not _annotated(annotations, snapshot):
         target = "path"
-    if not asked and target not in ("auto", "detection", "classification"):
+    if not asked and target not in ("auto", "detection", "classification", *SHAPE_KINDS):
         return _of_files(snapshot, target)
     table = annotations.table()
     target, targets = _possible(snapshot, table, target)
@@ -208,12 +217,16 @@ def _possible(
 ) -> tuple[str | None, BoxColumns | ClassColumn | None]:
     """Return the target as far as the table's totals decide it, and its column. Raise `UsageError` where there is
     nothing for it."""
-    if target == "detection" and not table.boxes:
+    if target in ("detection", *SHAPE_KINDS) and not table.boxes:
         raise UsageError(f"{snapshot.record.ref} has no boxes", hint="See what it has: dsctl stats")
     if target == "classification" and not table.labels:
         raise UsageError(f"{snapshot.record.ref} has no classes", hint="target='folder', 'path', or None.")
     if target == "detection" or (target == "auto" and table.boxes):
         return "detection", BoxColumns(class_ids(table))
+    if target in SHAPE_KINDS:
+        if target == "pose" and not table.skeletons:
+            raise UsageError(f"{snapshot.record.ref} has no keypoints", hint="See what it has: dsctl stats")
+        return target, BoxColumns(class_ids(table), ShapeColumn(target, table.skeletons))
     if target in ("classification", "auto"):
         return target, ClassColumn(class_ids(table))
     return target, FolderColumn() if target == "folder" else None

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from datacache.core.errors import DatacacheError, UsageError
 from datacache.loaders.lookahead import publish
 from datacache.loaders.order import EpochOrder, Shuffle
-from datacache.loaders.selection import NO_CLASS
+from datacache.loaders.selection import NO_CLASS, check_kind
 from datacache.loaders.source import SampleOptions, SampleSource
 from datacache.settings import Settings
 
@@ -71,6 +71,7 @@ class TfOptions(SampleOptions):
 
 def samples_dataset(source: SampleSource, options: TfOptions, settings: Settings) -> Any:
     """Return the samples in an order of their own, each epoch another one."""
+    check_kind(source.kind)
     groups = source.groups() if options.shuffle else None
     shuffle: Shuffle = "none" if not options.shuffle else "global" if groups is None else "blocks"
     order = EpochOrder(len(source), seed=options.seed, shuffle=shuffle, groups=groups)

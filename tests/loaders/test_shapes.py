@@ -1,0 +1,81 @@
+"""Masks, keypoints and corners as targets: what a snapshot's annotations say, in real DataLoaders."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import DataLoader
+
+from datacache import api
+from datacache.core.errors import UsageError
+from datacache.loaders.selection import check_kind
+from datacache.settings import Settings
+from datacache.torch import SnapshotDataset, collate
+
+pytestmark = pytest.mark.shared_home
+POLYGON = [10, 10, 50, 10, 50, 30, 10, 30]
+
+
+def _snapshot(folder: Path, settings: Settings, *, keypoints: bool = True) -> str:
+    folder.mkdir()
+    images = [{"id": n, "file_name": f"{n}.png", "width": 80, "height": 60} for n in range(3)]
+    for image in images:
+        Image.new("RGB", (80, 60)).save(folder / str(image["file_name"]))
+    cut = {"category_id": 1, "bbox": [10, 10, 40, 20], "segmentation": [POLYGON]}
+    crowd = {"category_id": 1, "bbox": [0, 0, 2, 60], "segmentation": {"size": [60, 80], "counts": [0, 120, 4680]}}
+    pose = {"category_id": 2, "bbox": [20, 20, 30, 30], "keypoints": [21, 22, 2, 40, 41, 1]}
+    found = [{"image_id": n, "iscrowd": 0, **what} for n, what in ((0, cut), (0, pose), (1, crowd | {"iscrowd": 1}))]
+    person = {"id": 2, "name": "person"} | ({"keypoints": ["a", "b"], "skeleton": [[1, 2]]} if keypoints else {})
+    shared = {
+        "images": images,
+        "categories": [{"id": 1, "name": "thing"}, person],
+        "annotations": [{"id": n, **each} for n, each in enumerate(found if keypoints else found[:1], 1)],
+    }
+    (folder / "instances.json").write_text(json.dumps(shared))
+    return api.create_snapshot(folder.name, folder.as_uri(), settings=settings).ref
+
+
+def test_masks_are_those_of_outlines_or_boxes_and_are_scaled_with_the_image(tmp_path: Path, settings: Settings):
+    ref = _snapshot(tmp_path / "shapes", settings)
+    dataset = pickle.loads(pickle.dumps(SnapshotDataset(ref, target="segmentation", decode="rgb", settings=settings)))
+    wanted = np.zeros((3, 60, 80), np.uint8)
+    wanted[0, 10:30, 10:50] = wanted[1, 20:50, 20:50] = wanted[2, :, :2] = 1
+    masks = [target["masks"] for _, target in (dataset[n] for n in range(3))]
+    assert [mask.shape[0] for mask in masks] == [2, 1, 0]
+    assert torch.equal(torch.cat(masks[:2]), torch.from_numpy(wanted))
+    halves = SnapshotDataset(ref, target="segmentation", decode="rgb", size=(30, 40), settings=settings)
+    for images, targets in DataLoader(halves, batch_size=3, num_workers=1, collate_fn=collate):
+        assert images.shape == (3, 30, 40, 3)
+        assert [tuple(target["masks"].shape) for target in targets] == [(2, 30, 40), (1, 30, 40), (0, 30, 40)]
+        assert torch.equal(targets[0]["masks"][0], torch.from_numpy(wanted[0, ::2, ::2]))
+        assert targets[0]["boxes"][0].tolist() == [5, 5, 25, 15]
+
+
+def test_keypoints_and_corners_are_scaled_with_the_image(tmp_path: Path, settings: Settings):
+    ref = _snapshot(tmp_path / "points", settings)
+    for size, factor in (((60, 80), 1), ((120, 160), 2)):
+        pose = SnapshotDataset(ref, target="pose", decode="rgb", size=size, settings=settings)[0][1]
+        points = [[21 * factor, 22 * factor, 2], [40 * factor, 41 * factor, 1]]
+        assert pose["keypoints"].tolist() == [[[0, 0, 0], [0, 0, 0]], points]
+        assert [pose["labels"].dtype, pose["keypoints"].dtype] == [torch.int64, torch.float32]
+        corners = SnapshotDataset(ref, target="obb", decode="rgb", size=size, settings=settings)[0][1]["corners"]
+        for found, box in zip(corners, ((10, 10, 50, 30), (20, 20, 50, 50)), strict=True):
+            left, top, right, bottom = (edge * factor for edge in box)
+            assert {*map(tuple, found.tolist())} == {(left, top), (right, top), (right, bottom), (left, bottom)}
+    assert SnapshotDataset(ref, target="obb", settings=settings)[2][1]["corners"].shape == (0, 4, 2)
+
+
+def test_targets_that_a_data_set_or_a_loader_does_not_have_are_refused(tmp_path: Path, settings: Settings):
+    ref = _snapshot(tmp_path / "bare", settings, keypoints=False)
+    with pytest.raises(UsageError, match="has no keypoints"):
+        SnapshotDataset(ref, target="pose", settings=settings)
+    with pytest.raises(UsageError, match="there is no such target"):
+        SnapshotDataset(ref, target="masks", settings=settings)
+    with pytest.raises(UsageError, match="only datacache"):
+        check_kind("pose")  # as of shards and of TensorFlow
