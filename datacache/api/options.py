@@ -67,6 +67,8 @@ class ConvertOptions(NamingOptions, ReadingOptions, ImageOptions, total=False):
 
     classes: Sequence[str] | None
     """Their order, and no others; None: the order of the version before, new ones after it by name."""
+    rename: Mapping[str, str]
+    """Class → what it is called in the result; several may become one."""
     skip_difficult: bool
     keep_unannotated: bool
     strict: bool

@@ -8,7 +8,7 @@ processes as there are processors for reading annotations and for image operatio
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -56,6 +56,8 @@ class Plan:
     """None: as the data set's own lists say, if it has any."""
     classes: Sequence[str] | None = None
     """Their order, and no others; None: the order of the previous version, new ones after it by name."""
+    rename: Mapping[str, str] = field(default_factory=dict)
+    """Class → what it is called in the result; several may become one."""
     skip_difficult: bool = False
     keep_unannotated: bool = False
     strict: bool = False
@@ -99,11 +101,15 @@ def run(
         listed = annotations.splits()
         splits = Splits(names=listed.names, listed=listed)
         report.problems += listed.problems
-    found = [total.label for total in table.labels.values() if total.boxes]
+    unknown = next((label for label in plan.rename if label not in table.labels), None)
+    if unknown is not None:
+        there = ", ".join(sorted(table.labels)[:_SHOWN])
+        raise UsageError(f"--map: {snapshot.record.ref} has no class {unknown!r}", hint=f"It has {there}.")
+    found = _renamed((total.label for total in table.labels.values() if total.boxes), plan.rename)
     order = class_order(
         found,
         given=plan.classes,
-        previous=_earlier_classes(catalog, plan.naming.name) or table.meta.get("classes"),
+        previous=_earlier_classes(catalog, plan.naming.name) or _renamed(table.meta.get("classes") or (), plan.rename),
         numbered=FORMATS[table.meta.get("format", "none")].numbered,
     )
     if found and not set(order) & set(found):
@@ -112,8 +118,9 @@ def run(
             problems=report.problems,
             hint=f"It has {', '.join(sorted(found)[:_SHOWN])}{' and more' if len(found) > _SHOWN else ''}.",
         )
-    above = table.meta.get("supercategories", {})
-    about = About(order, splits.names, plan.reading.origin, table.skeletons, above)
+    above = {plan.rename.get(label, label): name for label, name in table.meta.get("supercategories", {}).items()}
+    skeletons = {plan.rename.get(label, label): skeleton for label, skeleton in table.skeletons.items()}
+    about = About(order, splits.names, plan.reading.origin, skeletons, above)
     target = TARGETS[plan.to](about)
     sources: list[Source] = list(snapshot.manifest.root.sources)
     files = NewFiles(sources, catalog.put_blobs, open_objects)
@@ -231,7 +238,16 @@ def _ended(snapshot: Snapshot, images: Iterable[Image], files: NewFiles, report:
         yield image.stored_anew(stored, files.source(files.objects.source))
 
 
+def _renamed(labels: Iterable[str], rename: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(rename.get(label, label) for label in labels))
+
+
 def _with_chosen_boxes(annotation: Annotation, plan: Plan, classes: frozenset[str], report: Report) -> Annotation:
+    if plan.rename:
+        annotation = annotation._replace(
+            boxes=tuple(box._replace(label=plan.rename.get(box.label, box.label)) for box in annotation.boxes),
+            labels=_renamed(annotation.labels, plan.rename),
+        )
     boxes = annotation.boxes
     if plan.skip_difficult and any(box.difficult for box in boxes):
         boxes = tuple(box for box in boxes if not box.difficult)
@@ -331,6 +347,8 @@ def _parameters(plan: Plan, splits: Splits, order: Sequence[str]) -> dict[str, A
         parameters |= {"split": dict(zip(splits.names, splits.shares, strict=True)), "seed": splits.seed}
     elif splits.names:
         parameters["split"] = "lists"
+    if plan.rename:
+        parameters["map"] = dict(plan.rename)
     if plan.operations:
         parameters["operations"] = plan.operations.as_json()
     flags = ("skip_difficult", "keep_unannotated", "strict", "reencode_broken")

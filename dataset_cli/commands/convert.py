@@ -65,6 +65,9 @@ image_options = options(
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Another seed deals the splits anew.")
 @click.option("--classes", type=FILE, help="These classes in this order: a name a line.")
+@click.option(
+    "--map", "rename", metavar="OLD=NEW", multiple=True, help="Call a class so; several may become one. Repeatable."
+)
 @click.option("--skip-difficult", is_flag=True, help="Leave out objects marked difficult.")
 @click.option("--keep-unannotated", is_flag=True, help="Take images without annotation as background images.")
 @click.option("--strict", is_flag=True, help="What would be repaired or left out is an error: make nothing.")
@@ -86,6 +89,7 @@ def convert(app: App, /, *, ref: str, name: str, report: Path | None, **options:
     dsctl mount mask-yolo /mnt/mask-yolo && yolo train data=/mnt/mask-yolo/data.yaml
     """
     options["classes"] = api.read_classes(options["classes"]) if options["classes"] else None
+    options["rename"] = _renaming(options["rename"])
     if report is not None:
         _expect_writable(report)
     with app.out.progress(f"converting {ref}") as bar:
@@ -119,6 +123,17 @@ def convert(app: App, /, *, ref: str, name: str, report: Path | None, **options:
     if counts.difficult_left_out:
         app.out.line(f"left out  {counts.difficult_left_out:,} difficult objects")
     _show_problems(app, counts.problems, report)
+
+
+def _renaming(given: Sequence[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for text in given:
+        old, _, new = text.partition("=")
+        if not old or not new.strip():
+            raise UsageError(f"--map: {text!r} does not say which class becomes which", hint="Write --map cat=animal.")
+        if found.setdefault(old, new) != new:
+            raise UsageError(f"--map: {old!r} cannot become both {found[old]!r} and {new!r}")
+    return found
 
 
 def _show_problems(app: App, problems: Sequence[api.AnnotationProblem], report: Path | None) -> None:

@@ -79,6 +79,16 @@ def test_what_a_format_cannot_hold_is_changed_and_counted(tmp_path: Path, dsctl:
     assert dsctl("preview", "same", "--out", tmp_path / "same.png").code == 0
 
 
+@pytest.mark.parametrize(
+    "words", [("face",), ("=face",), ("with_mask=",), ("with_mask=a", "with_mask=b"), ("hat=face",)]
+)
+def test_a_map_of_classes_that_cannot_be_meant_is_refused(faces: Path, dsctl: Dsctl, words: tuple[str, ...]) -> None:
+    given = [word for text in words for word in ("--map", text)]
+    refused = dsctl("convert", "faces@v1", "--to", "yolo", "--as", "mapped", *given)
+    assert refused.code == 2
+    assert "--map" in refused.err
+
+
 @promise("A data set's command, source and layout change only with `--replace`")
 def test_a_conversion_takes_no_other_data_sets_name_unless_asked_to(faces: Path, dsctl: Dsctl, tmp_path: Path) -> None:
     before = dsctl("snapshot", "list", "--json").json

@@ -397,6 +397,24 @@ def test_classes_given_are_the_only_ones_in_their_order(
     assert all(problem.line for problem in unlisted)
 
 
+def test_classes_are_renamed_and_brought_together(
+    drawn: Path, make: Make, convert: Callable[..., Conversion], settings: Settings
+) -> None:
+    ref = make(drawn)
+    plain, one = convert(ref), convert(ref, name="one", rename={"with_mask": "face", "without_mask": "face"})
+    assert one.report.classes == {"face": plain.report.boxes}
+    assert one.record.lineage is not None
+    assert one.record.lineage.parameters["map"] == {"with_mask": "face", "without_mask": "face"}
+    swapped = convert(ref, name="swapped", rename={"with_mask": "without_mask", "without_mask": "with_mask"})
+    assert swapped.report.classes == dict(
+        zip(plain.report.classes, reversed(plain.report.classes.values()), strict=True)
+    )
+    again = convert(one.record.ref, "voc", name="again", rename={"face": "with_mask"})
+    assert again.report.classes == {"with_mask": plain.report.boxes}
+    with pytest.raises(UsageError, match="has no class 'hat'"):
+        convert(ref, name="none", rename={"hat": "face"})
+
+
 def test_difficult_objects_are_left_out_when_asked_for(
     faces: Path, make: Make, convert: Callable[..., Conversion]
 ) -> None:
