@@ -232,6 +232,8 @@ def test_other_shapes_are_taken_as_something_like_them() -> None:
         ('<polygon label="a"/>', "box-missing skipped"),
         ('<polygon label="a" points="1,2;3"/>', "box-text skipped"),
         ('<polygon label="a" points="1,2;3,y"/>', "box-text skipped"),
+        ('<polygon label="a" points="1,2;3_0,4"/>', "box-text skipped"),
+        ('<polygon label="a" points="1;2,3,4;5,6"/>', "box-text skipped"),
         ('<skeleton label="a"><points label="1" outside="1" points="1,2"/></skeleton>', "box-missing skipped"),
         ('<mask label="a" rle="1, 3" left="0" top="0" width="2" height="3"/>', "mask-broken skipped"),
         ('<mask label="a" rle="4" left="0" top="0" width="2" height="2"/>', "mask-broken skipped"),

@@ -132,6 +132,8 @@ MASK = png(np.ones((2, 3), np.uint8))
         (shape("rectangle", [[1, 2], [3, 4], [5, 6]]), "box-missing skipped 1"),
         (shape("polygon", [[1, 2], [3]]), "box-text skipped 1"),
         (shape("polygon", [[1, 2], 3]), "box-text skipped 1"),
+        (shape("polygon", [[1, 2], [10**400, 3]]), "box-text skipped 1"),
+        (shape("polygon", [[1, 2], [True, 3]]), "box-text skipped 1"),
         (shape("polygon", [[1, 2], [3, "x"]]), "box-text skipped 1"),
         (shape("mask", [[1, 2], [3, 3]]), "mask-broken skipped 1"),
         (shape("mask", [[1, 2], [3, 3]], mask="no base64"), "mask-broken skipped 1"),

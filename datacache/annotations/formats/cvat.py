@@ -363,11 +363,16 @@ def _points(given: Mapping[str, str]) -> bytes:
         raise _UnusableError("box-missing", "has no points")
     if text.count(";") >= MAX_POINTS:
         raise _UnusableError("shape-too-large", f"has more than {MAX_POINTS:,} points")
-    pairs = [pair.split(",") for pair in text.split(";")]
-    values = [parse_number(part) for pair in pairs for part in pair]
-    if any(len(pair) != 2 for pair in pairs) or None in values:
+    values: list[float] = []
+    try:
+        for pair in text.split(";"):
+            x, y = pair.split(",")
+            values += float(x), float(y)
+    except ValueError:
+        values = []
+    if not values or "_" in text:  # 1_000 is a number to Python alone
         raise _UnusableError("box-text", f"has the points {quote(text)}, which are none")
-    return pack(value for value in values if value is not None)
+    return pack(values)
 
 
 def _around(points: bytes, image: Mapping[str, str]) -> Edges:

@@ -166,10 +166,18 @@ def _points(shape: Mapping[str, JSON], exactly: int = 0) -> bytes:
         raise _ShapeError("shape-too-large", f"has more than {MAX_POINTS:,} points")
     if exactly and len(points) != exactly:
         raise _ShapeError("box-missing", f"has {len(points)} points, and should have {exactly}")
-    values = [to_number(value) for point in points for value in (point if isinstance(point, list) else [None])]
-    if None in values or any(len(point) != 2 for point in points):
-        raise _ShapeError("box-text", f"has the points {displayed(points)}, which are none")
-    return pack(value for value in values if value is not None)
+    try:
+        flat = [value for x, y in points for value in (x, y)]
+        return pack(flat) if {*map(type, flat)} <= {int, float} else pack(_numbers(flat))
+    except (OverflowError, TypeError, ValueError):
+        raise _ShapeError("box-text", f"has the points {displayed(points)}, which are none") from None
+
+
+def _numbers(values: list[JSON]) -> list[float]:
+    numbers = [to_number(value) for value in values]
+    if None in numbers:
+        raise ValueError
+    return [number for number in numbers if number is not None]
 
 
 def _around(points: bytes) -> Edges:
@@ -285,16 +293,11 @@ _TYPES: Final[dict[str, Callable[[Mapping[str, JSON], tuple[int, int]], _Geometr
 
 def write(annotation: Annotation) -> bytes:
     """Write the file of an image that lies beside it. The same bytes for the same annotation."""
-    content = {
-        "version": "6.3.1",
-        "flags": dict.fromkeys(annotation.labels, True),
-        "shapes": [_shape(box) for box in annotation.boxes],
-        "imagePath": annotation.path.rpartition("/")[2],
-        "imageData": None,
-        "imageHeight": annotation.height,
-        "imageWidth": annotation.width,
-    }
-    return json.dumps(content, indent=2).encode() + b"\n"
+    head = json.dumps({"version": "6.3.1", "flags": dict.fromkeys(annotation.labels, True)})
+    shapes = ",\n".join(json.dumps(_shape(box)) for box in annotation.boxes)
+    name = json.dumps(annotation.path.rpartition("/")[2])
+    size = f'"imageHeight": {annotation.height}, "imageWidth": {annotation.width}'
+    return f'{head[:-1]}, "shapes": [\n{shapes}\n],\n"imagePath": {name}, "imageData": null, {size}}}\n'.encode()
 
 
 def _shape(box: Box) -> dict[str, Any]:
