@@ -298,6 +298,7 @@ def test_a_file_that_is_uploaded_while_its_folder_is_listed_has_the_same_inode_t
     assert (told.ino, told.complete) == (inode, not is_old)
 
 
+@promise("What changes in a folder that is being listed is as it is now, and not as it was")
 @pytest.mark.parametrize("is_uploaded", [False, True])
 def test_an_old_listing_tells_neither_a_size_from_before_nor_a_name_that_was_deleted(opened: Open, is_uploaded: bool):
     directory = opened()

@@ -321,7 +321,7 @@ class Asking:
             with contextlib.suppress(ObjectChangedError, ObjectNotFoundError):
                 live, data = self._bucket.fetch(brings)
                 with self._lock:
-                    self._known.put_brought(key, live.info.etag, bytes(data))
+                    self._known.put_brought(key, brings.etag, bytes(data))
                 return live
         return self._bucket.look(self._prefix + key)
 
