@@ -125,7 +125,7 @@ class DraftFile(NamedTuple):
     skeletons: Mapping[str, Skeleton] = MappingProxyType({})
     """Of the classes that have keypoints."""
     supercategories: Mapping[str, str] = MappingProxyType({})
-    """What classes belong to (COCO), where the file says so."""
+    """Groups that classes belong to (COCO), where the file says so."""
 
 
 PROBLEMS: Final[dict[str, str]] = {

@@ -531,7 +531,7 @@ def _box(shape: _Shape, label: str, found: _Found, track: str) -> Box:
 
 _FLAGS: Final = (("difficult", "true"), ("truncated", "true"))
 _USUAL: Final = (("keyframe", "1"), ("z_order", "0"))
-"""What CVAT writes of every shape, and is an attribute where it is something else."""
+"""Parts of every shape of CVAT; attributes where they are something else."""
 
 
 def _whole(text: str) -> int:

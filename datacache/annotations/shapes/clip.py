@@ -52,7 +52,7 @@ class Movement(NamedTuple):
     width: int
     height: int
     cuts: bool = False
-    """What comes to lie outside is gone."""
+    """Drops what comes to lie outside."""
 
 
 def box_around(outline: Outline) -> Edges | None:
