@@ -57,7 +57,7 @@ any_extra = st.builds(
     words,
     st.none() | st.floats(0, 1e9),
 )
-"""What a table must keep, whether a reader would make it or not."""
+"""Annotations that a table must keep, whether a reader would make them or not."""
 
 
 @st.composite

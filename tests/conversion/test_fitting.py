@@ -1,4 +1,4 @@
-"""What a format cannot hold is changed in the ways that the document names, counted, and refused by `--strict`."""
+"""Conversions change what a format cannot hold as the document says, count it, and refuse it under `--strict`."""
 
 from __future__ import annotations
 

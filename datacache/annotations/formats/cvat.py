@@ -19,15 +19,22 @@ from typing import Any, Final, NamedTuple, NoReturn
 from xml.parsers import expat
 from xml.sax.saxutils import escape, unescape
 
+from datacache.annotations.formats.geometry import (
+    MAX_MASK_PIXELS,
+    MAX_POINTS,
+    ROUND_POINTS,
+    Geometry,
+    ShapeError,
+    around,
+    inside,
+)
 from datacache.annotations.formats.values import parse_number
 from datacache.annotations.model import Action, Annotation, Box, Draft, DraftFile, Problem, Problems, quote
 from datacache.annotations.shapes.outline import (
     NOTHING,
-    Edges,
     Extra,
     Keypoints,
     Mask,
-    Outline,
     Polygon,
     Rotated,
     Skeleton,
@@ -40,20 +47,13 @@ from datacache.core.errors import AnnotationError
 MAX_TAG_BYTES: Final = 8 * 2**20
 MAX_DEPTH: Final = 100
 MAX_ELEMENTS: Final = 10_000_000
-MAX_POINTS: Final = 100_000
-"""Of one object."""
 MAX_FRAMES: Final = 1_000_000
 _PIECE: Final = 2**20
 """Fed to expat at once: of an element that is not complete it looks at all bytes again each time."""
-_MAX_MASK: Final = 2**25
-"""Pixels of a mask's own rectangle."""
-_ELLIPSE: Final = 64
 _NO_RUNS: Final = re.compile(r"[^\d, ]")
 _EDGE: Final = re.compile(r'<line\b[^>]*?\bdata-node-from="(\d+)"[^>]*?\bdata-node-to="(\d+)"')
 _NODE: Final = re.compile(r'<circle\b[^>]*?\bdata-node-id="(\d+)"[^>]*?\bdata-label-name="([^"]*)"')
 _MOVING: Final = ("xtl", "ytl", "xbr", "ybr", "rotation")
-_ON_EDGE: Final = 0.5
-"""Points that span no area get a box that goes so far beyond them."""
 
 Attributes = dict[str, str]
 
@@ -66,22 +66,6 @@ class _Shape(NamedTuple):
     line: int
     attributes: tuple[tuple[str, str], ...] = ()
     nodes: tuple[Attributes, ...] = ()
-
-
-class _Found(NamedTuple):
-    """The geometry of a shape."""
-
-    edges: Edges
-    outline: Outline | None = None
-    keypoints: Keypoints | None = None
-
-
-class _UnusableError(Exception):
-    """A shape cannot be used."""
-
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
-        self.code = code
 
 
 def parse(data: bytes | memoryview, file: str, classes: Sequence[str] = ()) -> DraftFile:
@@ -309,7 +293,7 @@ class _CvatReader:
             return
         try:
             found = self._skeleton(label, shape.nodes) if read is None else read(given, self._image)
-        except _UnusableError as exc:
+        except ShapeError as exc:
             report(exc.code, "skipped", f"the {tag} {quote(label)} {exc}; the object is left out")
             return
         if tag in ("polyline", "cuboid"):
@@ -318,7 +302,7 @@ class _CvatReader:
             report("shape-approximated", "noted", f"the ellipse {quote(label)} is taken as a polygon")
         boxes.append(_box(shape, label, found, track))
 
-    def _skeleton(self, label: str, nodes: Sequence[Attributes]) -> _Found:
+    def _skeleton(self, label: str, nodes: Sequence[Attributes]) -> Geometry:
         order = self._orders.setdefault(label, [])
         known = set(order)
         for node in nodes:
@@ -326,7 +310,7 @@ class _CvatReader:
                 order.append(node.get("label", ""))
                 known.add(order[-1])
         if len(order) > MAX_POINTS:
-            raise _UnusableError("shape-too-large", f"has more than {MAX_POINTS:,} points")
+            raise ShapeError("shape-too-large", f"has more than {MAX_POINTS:,} points")
         given = {node.get("label", ""): node for node in nodes}
         points: list[float] = []
         visible = bytearray()
@@ -337,8 +321,8 @@ class _CvatReader:
             visible.append(0 if node.get("outside") == "1" or not there else 2 - (node.get("occluded") == "1"))
         seen = pack(v for n, v in enumerate(points) if visible[n // 2])
         if not seen:
-            raise _UnusableError("box-missing", "has no keypoint that is there")
-        return _Found(_around(seen, self._image), None, Keypoints(pack(points), bytes(visible)))
+            raise ShapeError("box-missing", "has no keypoint that is there")
+        return Geometry(around(seen, *_size(self._image)), None, Keypoints(pack(points), bytes(visible)))
 
     def _refuse(self, code: str, message: str) -> NoReturn:
         raise AnnotationError(message, code=code, file=self._file, line=self._parser.CurrentLineNumber)
@@ -350,19 +334,19 @@ class _CvatReader:
 def _number(given: Mapping[str, str], name: str) -> float:
     text = given.get(name)
     if text is None:
-        raise _UnusableError("box-missing", f"has no {name}")
+        raise ShapeError("box-missing", f"has no {name}")
     value = parse_number(text)
     if value is None:
-        raise _UnusableError("box-text", f"has the {name} {quote(text)}, which is no number")
+        raise ShapeError("box-text", f"has the {name} {quote(text)}, which is no number")
     return value
 
 
 def _points(given: Mapping[str, str]) -> bytes:
     text = given.get("points")
     if not text:
-        raise _UnusableError("box-missing", "has no points")
+        raise ShapeError("box-missing", "has no points")
     if text.count(";") >= MAX_POINTS:
-        raise _UnusableError("shape-too-large", f"has more than {MAX_POINTS:,} points")
+        raise ShapeError("shape-too-large", f"has more than {MAX_POINTS:,} points")
     values: list[float] = []
     try:
         for pair in text.split(";"):
@@ -371,30 +355,22 @@ def _points(given: Mapping[str, str]) -> bytes:
     except ValueError:
         values = []
     if not values or "_" in text:  # 1_000 is a number to Python alone
-        raise _UnusableError("box-text", f"has the points {quote(text)}, which are none")
+        raise ShapeError("box-text", f"has the points {quote(text)}, which are none")
     return pack(values)
 
 
-def _around(points: bytes, image: Mapping[str, str]) -> Edges:
-    """Return the box around points; around those that span no area it is a little larger, within the image."""
-    x1, y1, x2, y2 = bounds(points)
-    if x1 < x2 and y1 < y2:
-        return x1, y1, x2, y2
+def _size(image: Mapping[str, str]) -> tuple[float, float]:
     width, height = (parse_number(image.get(side, "")) or math.inf for side in ("width", "height"))
-    if x1 == x2:
-        x1, x2 = max(x1 - _ON_EDGE, min(0.0, x1)), min(x2 + _ON_EDGE, max(width, x2))
-    if y1 == y2:
-        y1, y2 = max(y1 - _ON_EDGE, min(0.0, y1)), min(y2 + _ON_EDGE, max(height, y2))
-    return x1, y1, x2, y2
+    return width, height
 
 
-def _read_box(given: Mapping[str, str], image: Mapping[str, str]) -> _Found:
+def _read_box(given: Mapping[str, str], image: Mapping[str, str]) -> Geometry:
     x1, y1, x2, y2 = (_number(given, side) for side in ("xtl", "ytl", "xbr", "ybr"))
     degrees = _number(given, "rotation") if "rotation" in given else 0.0
     if degrees % 360 == 0 or not math.isfinite(degrees):
-        return _Found((x1, y1, x2, y2))
+        return Geometry((x1, y1, x2, y2))
     corners = pack(_turned([(x1, y1), (x2, y1), (x2, y2), (x1, y2)], (x1 + x2) / 2, (y1 + y2) / 2, degrees))
-    return _Found(_inside(bounds(corners), image), Rotated(corners))
+    return Geometry(inside(bounds(corners), *_size(image)), Rotated(corners))
 
 
 def _turned(points: Iterable[tuple[float, float]], x: float, y: float, degrees: float) -> Iterator[float]:
@@ -404,43 +380,36 @@ def _turned(points: Iterable[tuple[float, float]], x: float, y: float, degrees: 
         yield y + (px - x) * sine + (py - y) * cosine
 
 
-def _inside(edges: Edges, image: Mapping[str, str]) -> Edges:
-    """Return what of the box around a turned box lies in the image, of which its corners may stick out."""
-    width, height = (parse_number(image.get(side, "")) or math.inf for side in ("width", "height"))
-    x1, y1, x2, y2 = max(edges[0], 0.0), max(edges[1], 0.0), min(edges[2], width), min(edges[3], height)
-    return (x1, y1, x2, y2) if x1 < x2 and y1 < y2 else edges
-
-
-def _read_polygon(given: Mapping[str, str], _image: Mapping[str, str]) -> _Found:
+def _read_polygon(given: Mapping[str, str], _image: Mapping[str, str]) -> Geometry:
     points = _points(given)
-    return _Found(bounds(points), Polygon(points))
+    return Geometry(bounds(points), Polygon(points))
 
 
-def _read_points(given: Mapping[str, str], image: Mapping[str, str]) -> _Found:
+def _read_points(given: Mapping[str, str], image: Mapping[str, str]) -> Geometry:
     points = _points(given)
-    return _Found(_around(points, image), None, Keypoints(points, b"\2" * (len(points) // 16)))
+    return Geometry(around(points, *_size(image)), None, Keypoints(points, b"\2" * (len(points) // 16)))
 
 
-def _read_polyline(given: Mapping[str, str], image: Mapping[str, str]) -> _Found:
-    return _Found(_around(_points(given), image))
+def _read_polyline(given: Mapping[str, str], image: Mapping[str, str]) -> Geometry:
+    return Geometry(around(_points(given), *_size(image)))
 
 
-def _read_ellipse(given: Mapping[str, str], image: Mapping[str, str]) -> _Found:
+def _read_ellipse(given: Mapping[str, str], image: Mapping[str, str]) -> Geometry:
     x, y, across, down = (_number(given, name) for name in ("cx", "cy", "rx", "ry"))
-    turns = (2 * math.pi * n / _ELLIPSE for n in range(_ELLIPSE))
+    turns = (2 * math.pi * n / ROUND_POINTS for n in range(ROUND_POINTS))
     points = [(x + across * math.cos(turn), y + down * math.sin(turn)) for turn in turns]
     degrees = _number(given, "rotation") if "rotation" in given else 0.0
     outline = Polygon(pack(_turned(points, x, y, degrees if math.isfinite(degrees) else 0.0)))
-    return _Found(_inside(bounds(outline.points), image), outline)
+    return Geometry(inside(bounds(outline.points), *_size(image)), outline)
 
 
-def _read_cuboid(given: Mapping[str, str], image: Mapping[str, str]) -> _Found:
+def _read_cuboid(given: Mapping[str, str], image: Mapping[str, str]) -> Geometry:
     names = [f"{down}{across}{face}" for down in "tb" for across in "lr" for face in "12"]
     points = pack(_number(given, f"{axis}{name}") for name in names for axis in "xy")
-    return _Found(_around(points, image))
+    return Geometry(around(points, *_size(image)))
 
 
-def _read_mask(given: Mapping[str, str], image: Mapping[str, str]) -> _Found:
+def _read_mask(given: Mapping[str, str], image: Mapping[str, str]) -> Geometry:
     import numpy as np
 
     from datacache.annotations.shapes import mask as masks
@@ -448,34 +417,34 @@ def _read_mask(given: Mapping[str, str], image: Mapping[str, str]) -> _Found:
     left, top, width, height = (_number(given, name) for name in ("left", "top", "width", "height"))
     whole = tuple(_number(image, side) for side in ("width", "height"))
     if not all(value.is_integer() for value in (left, top, width, height, *whole)):
-        raise _UnusableError("mask-broken", "has a place or a size that is no whole number")
+        raise ShapeError("mask-broken", "has a place or a size that is no whole number")
     if not (0 <= left < left + width <= whole[0] and 0 <= top < top + height <= whole[1]):
-        raise _UnusableError("mask-size", "reaches beyond its image")
-    if width * height > _MAX_MASK:
-        raise _UnusableError("shape-too-large", f"has a mask of more than {_MAX_MASK:,} pixels")
+        raise ShapeError("mask-size", "reaches beyond its image")
+    if width * height > MAX_MASK_PIXELS:
+        raise ShapeError("shape-too-large", f"has a mask of more than {MAX_MASK_PIXELS:,} pixels")
     text = given.get("rle", "")
     try:
         runs = np.fromstring(text, np.int64, sep=",")
     except ValueError:  # NumPy 1 gives the numbers up to there
         runs = np.array([], np.int64)
     if _NO_RUNS.search(text) or not len(runs) == text.count(",") + 1 or runs.max() > width * height:
-        raise _UnusableError("mask-broken", "has run lengths that are none")
+        raise ShapeError("mask-broken", "has run lengths that are none")
     if runs.sum() != width * height:
-        raise _UnusableError(
+        raise ShapeError(
             "mask-broken", f"has run lengths of {runs.sum():,} pixels, and its size is {width * height:,.0f}"
         )
     pixels = np.repeat(np.arange(len(runs)) % 2 == 1, runs).reshape(int(height), int(width))
     if np.count_nonzero(pixels[1:] != pixels[:-1]) > masks.MAX_COUNTS:
-        raise _UnusableError("shape-too-large", f"has a mask with more than {masks.MAX_COUNTS:,} runs")
+        raise ShapeError("shape-too-large", f"has a mask with more than {masks.MAX_COUNTS:,} runs")
     mask = masks.encode(pixels, int(left), int(top), int(whole[0]), int(whole[1]))
     around = masks.bounds(mask)
     if around is None:
-        raise _UnusableError("mask-broken", "has no pixel")
+        raise ShapeError("mask-broken", "has no pixel")
     x1, y1, x2, y2 = around
-    return _Found((float(x1), float(y1), float(x2), float(y2)), mask)
+    return Geometry((float(x1), float(y1), float(x2), float(y2)), mask)
 
 
-_SHAPES: Final[dict[str, Callable[[Mapping[str, str], Mapping[str, str]], _Found]]] = {
+_SHAPES: Final[dict[str, Callable[[Mapping[str, str], Mapping[str, str]], Geometry]]] = {
     "box": _read_box,
     "cuboid": _read_cuboid,
     "ellipse": _read_ellipse,
@@ -500,12 +469,12 @@ def _between(shape: _Shape, then: _Shape, share: float) -> _Shape:
                 moved = [a + (b - a) * share for a, b in zip(here, there, strict=True)]
                 pairs = zip(moved[0::2], moved[1::2], strict=True)
                 given["points"] = ";".join(f"{x!r},{y!r}" for x, y in pairs)
-    except _UnusableError:
+    except ShapeError:
         pass
     return shape._replace(given=given)
 
 
-def _box(shape: _Shape, label: str, found: _Found, track: str) -> Box:
+def _box(shape: _Shape, label: str, found: Geometry, track: str) -> Box:
     given = shape.given
     attributes = [(name, value) for name, value in shape.attributes if (name, value) not in _FLAGS]
     attributes += [(name, given[name]) for name, usual in _USUAL if given.get(name, usual) != usual]

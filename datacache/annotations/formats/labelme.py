@@ -17,8 +17,17 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
+from datacache.annotations.formats.geometry import (
+    MAX_MASK_PIXELS,
+    MAX_POINTS,
+    ROUND_POINTS,
+    Geometry,
+    ShapeError,
+    around,
+    inside,
+)
 from datacache.annotations.formats.values import JSON, displayed, kind, load, to_number, to_text
 from datacache.annotations.image_header import read_header
 from datacache.annotations.model import Annotation, Box, Draft, Problem, Problems, quote
@@ -28,7 +37,6 @@ from datacache.annotations.shapes.outline import (
     Extra,
     Keypoints,
     Mask,
-    Outline,
     Polygon,
     Rotated,
     bounds,
@@ -40,29 +48,10 @@ from datacache.core.errors import AnnotationError, BrokenImageError
 MAX_BYTES: Final = 48 * 2**20
 MAX_TEXT_BYTES: Final = 5 * 2**20
 """Without the image that a file may have in it. JSON of so many small lists is decoded in 0.6 s and 100 MiB."""
-MAX_POINTS: Final = 100_000
-_MAX_MASK: Final = 2**25
-"""Pixels of a mask's own rectangle."""
-_CIRCLE: Final = 64
 _IMAGE_DATA: Final = re.compile(rb'"imageData"\s*:\s*"[A-Za-z0-9+/=\\]*"')
 _OWN: Final = frozenset({"label", "points", "shape_type", "flags", "group_id", "description", "mask"})
 _FLAGS: Final = ("difficult", "truncated", "occluded")
-_ON_EDGE: Final = 0.5
 Attributes = dict[str, str]
-
-
-class _Geometry(NamedTuple):
-    edges: Edges
-    outline: Outline | None = None
-    keypoints: Keypoints | None = None
-
-
-class _ShapeError(Exception):
-    """A shape cannot be used."""
-
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
-        self.code = code
 
 
 def parse(data: bytes | memoryview, file: str) -> tuple[Draft, list[Problem]]:
@@ -109,9 +98,9 @@ def _object(shape: JSON, size: tuple[int, int], problems: Problems, number: int)
     try:
         read = _TYPES.get(type) if isinstance(type, str) else None
         if read is None:
-            raise _ShapeError("entry-malformed", f"is {displayed(type)}, which is no kind of shape")
+            raise ShapeError("entry-malformed", f"is {displayed(type)}, which is no kind of shape")
         found = read(shape, size)
-    except _ShapeError as exc:
+    except ShapeError as exc:
         problems.add(exc.code, "skipped", f"the shape {quote(label)} {exc}; the object is left out", number)
         return None
     if type in ("line", "linestrip"):
@@ -161,16 +150,16 @@ def _attributes(shape: dict[str, JSON]) -> Attributes:
 def _points(shape: Mapping[str, JSON], exactly: int = 0) -> bytes:
     points = shape.get("points")
     if not isinstance(points, list) or not points:
-        raise _ShapeError("box-missing", "has no points")
+        raise ShapeError("box-missing", "has no points")
     if len(points) > MAX_POINTS:
-        raise _ShapeError("shape-too-large", f"has more than {MAX_POINTS:,} points")
+        raise ShapeError("shape-too-large", f"has more than {MAX_POINTS:,} points")
     if exactly and len(points) != exactly:
-        raise _ShapeError("box-missing", f"has {len(points)} points, and should have {exactly}")
+        raise ShapeError("box-missing", f"has {len(points)} points, and should have {exactly}")
     try:
         flat = [value for x, y in points for value in (x, y)]
         return pack(flat) if {*map(type, flat)} <= {int, float} else pack(_numbers(flat))
     except (OverflowError, TypeError, ValueError):
-        raise _ShapeError("box-text", f"has the points {displayed(points)}, which are none") from None
+        raise ShapeError("box-text", f"has the points {displayed(points)}, which are none") from None
 
 
 def _numbers(values: list[JSON]) -> list[float]:
@@ -180,39 +169,26 @@ def _numbers(values: list[JSON]) -> list[float]:
     return [number for number in numbers if number is not None]
 
 
-def _around(points: bytes) -> Edges:
-    """Return the box around points, a little larger where they span no area."""
-    x1, y1, x2, y2 = bounds(points)
-    if x1 == x2:
-        x1, x2 = max(x1 - _ON_EDGE, min(0.0, x1)), x2 + _ON_EDGE
-    if y1 == y2:
-        y1, y2 = max(y1 - _ON_EDGE, min(0.0, y1)), y2 + _ON_EDGE
-    return x1, y1, x2, y2
-
-
-def _read_rectangle(shape: Mapping[str, JSON], _size: tuple[int, int]) -> _Geometry:
+def _read_rectangle(shape: Mapping[str, JSON], _size: tuple[int, int]) -> Geometry:
     points = shape.get("points")
-    return _Geometry(bounds(_points(shape, 4 if isinstance(points, list) and len(points) == 4 else 2)))
+    return Geometry(bounds(_points(shape, 4 if isinstance(points, list) and len(points) == 4 else 2)))
 
 
-def _read_polygon(shape: Mapping[str, JSON], _size: tuple[int, int]) -> _Geometry:
+def _read_polygon(shape: Mapping[str, JSON], _size: tuple[int, int]) -> Geometry:
     points = _points(shape)
-    return _Geometry(bounds(points), Polygon(points))
+    return Geometry(bounds(points), Polygon(points))
 
 
-def _read_rotated(shape: Mapping[str, JSON], size: tuple[int, int]) -> _Geometry:
+def _read_rotated(shape: Mapping[str, JSON], size: tuple[int, int]) -> Geometry:
     corners = _points(shape, 4)
-    return _Geometry(_inside(bounds(corners), size), Rotated(corners))
+    return Geometry(_inside(bounds(corners), size), Rotated(corners))
 
 
 def _inside(edges: Edges, size: tuple[int, int]) -> Edges:
-    """Return what of the box around a shape lies in the image, of which it may stick out."""
-    width, height = (side or math.inf for side in size)
-    x1, y1, x2, y2 = max(edges[0], 0.0), max(edges[1], 0.0), min(edges[2], width), min(edges[3], height)
-    return (x1, y1, x2, y2) if x1 < x2 and y1 < y2 else edges
+    return inside(edges, size[0] or math.inf, size[1] or math.inf)
 
 
-def _read_points(shape: Mapping[str, JSON], size: tuple[int, int]) -> _Geometry:
+def _read_points(shape: Mapping[str, JSON], size: tuple[int, int]) -> Geometry:
     points, visible = _points(shape), shape.get("visible")
     count = len(points) // 16
     if isinstance(visible, list) and len(visible) == count and all(seen in (0, 1, 2) for seen in visible):
@@ -221,22 +197,22 @@ def _read_points(shape: Mapping[str, JSON], size: tuple[int, int]) -> _Geometry:
         seen = b"\2" * count
     values = unpack(points)
     there = pack(value for n, value in enumerate(values) if seen[n // 2])
-    return _Geometry(_inside(_around(there or points), size), None, Keypoints(points, seen))
+    return Geometry(_inside(around(there or points), size), None, Keypoints(points, seen))
 
 
-def _read_line(shape: Mapping[str, JSON], size: tuple[int, int]) -> _Geometry:
-    return _Geometry(_inside(_around(_points(shape)), size))
+def _read_line(shape: Mapping[str, JSON], size: tuple[int, int]) -> Geometry:
+    return Geometry(_inside(around(_points(shape)), size))
 
 
-def _read_circle(shape: Mapping[str, JSON], size: tuple[int, int]) -> _Geometry:
+def _read_circle(shape: Mapping[str, JSON], size: tuple[int, int]) -> Geometry:
     x, y, on_x, on_y = unpack(_points(shape, 2))
     radius = math.hypot(on_x - x, on_y - y)
-    turns = [2 * math.pi * n / _CIRCLE for n in range(_CIRCLE)]
+    turns = [2 * math.pi * n / ROUND_POINTS for n in range(ROUND_POINTS)]
     outline = Polygon(pack(v for turn in turns for v in (x + radius * math.cos(turn), y + radius * math.sin(turn))))
-    return _Geometry(_inside(bounds(outline.points), size), outline)
+    return Geometry(_inside(bounds(outline.points), size), outline)
 
 
-def _read_mask(shape: Mapping[str, JSON], size: tuple[int, int]) -> _Geometry:
+def _read_mask(shape: Mapping[str, JSON], size: tuple[int, int]) -> Geometry:
     import numpy as np
     import PIL.Image
 
@@ -244,37 +220,37 @@ def _read_mask(shape: Mapping[str, JSON], size: tuple[int, int]) -> _Geometry:
 
     corners, text = unpack(_points(shape, 2)), shape.get("mask")
     if not isinstance(text, str) or not all(value.is_integer() for value in corners):
-        raise _ShapeError("mask-broken", "has no mask, or one at no whole pixel")
+        raise ShapeError("mask-broken", "has no mask, or one at no whole pixel")
     left, top, last_x, last_y = (int(value) for value in corners)
     width, height = last_x - left + 1, last_y - top + 1
     if not (0 <= left <= last_x < size[0] and 0 <= top <= last_y < size[1]):
-        raise _ShapeError("mask-size", "reaches beyond its image")
-    if width * height > _MAX_MASK:
-        raise _ShapeError("shape-too-large", f"has a mask of more than {_MAX_MASK:,} pixels")
+        raise ShapeError("mask-size", "reaches beyond its image")
+    if width * height > MAX_MASK_PIXELS:
+        raise ShapeError("shape-too-large", f"has a mask of more than {MAX_MASK_PIXELS:,} pixels")
     try:
         png = base64.b64decode(text, validate=True)
         header = read_header(png)
         if not header.complete:
-            raise _ShapeError("mask-broken", "has a mask that ends before its end")
+            raise ShapeError("mask-broken", "has a mask that ends before its end")
         if (header.format, header.width, header.height) != ("png", width, height):
-            raise _ShapeError("mask-size", f"has a mask of {header.width} x {header.height} for {width} x {height}")
+            raise ShapeError("mask-size", f"has a mask of {header.width} x {header.height} for {width} x {height}")
         with PIL.Image.open(io.BytesIO(png), formats=("PNG",)) as image:
             pixels = np.asarray(image.convert("L")).astype(np.bool_)
     except (binascii.Error, BrokenImageError):
-        raise _ShapeError("mask-broken", "has a mask that is no PNG") from None
+        raise ShapeError("mask-broken", "has a mask that is no PNG") from None
     except (OSError, SyntaxError, ValueError) as exc:  # as Pillow's decoder raises them
-        raise _ShapeError("mask-broken", f"has a mask that cannot be decoded ({exc})") from None
+        raise ShapeError("mask-broken", f"has a mask that cannot be decoded ({exc})") from None
     if np.count_nonzero(pixels[1:] != pixels[:-1]) > masks.MAX_COUNTS:
-        raise _ShapeError("shape-too-large", f"has a mask with more than {masks.MAX_COUNTS:,} runs")
+        raise ShapeError("shape-too-large", f"has a mask with more than {masks.MAX_COUNTS:,} runs")
     mask = masks.encode(pixels, left, top, *size)
     around = masks.bounds(mask)
     if around is None:
-        raise _ShapeError("mask-broken", "has a mask without a pixel")
+        raise ShapeError("mask-broken", "has a mask without a pixel")
     x1, y1, x2, y2 = around
-    return _Geometry((float(x1), float(y1), float(x2), float(y2)), mask)
+    return Geometry((float(x1), float(y1), float(x2), float(y2)), mask)
 
 
-_TYPES: Final[dict[str, Callable[[Mapping[str, JSON], tuple[int, int]], _Geometry]]] = {
+_TYPES: Final[dict[str, Callable[[Mapping[str, JSON], tuple[int, int]], Geometry]]] = {
     "circle": _read_circle,
     "line": _read_line,
     "linestrip": _read_line,

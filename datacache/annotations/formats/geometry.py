@@ -1,0 +1,52 @@
+"""The geometry of a shape that a labelling tool has written, and what several tools' readers do alike.
+
+Pure functions, any thread.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final, NamedTuple
+
+from datacache.annotations.shapes.outline import Edges, Keypoints, Outline, bounds
+
+MAX_POINTS: Final = 100_000
+"""Of one object."""
+MAX_MASK_PIXELS: Final = 2**25
+"""Of a mask's own rectangle."""
+ROUND_POINTS: Final = 64
+"""Of the polygon that a circle or an ellipse becomes."""
+_ON_EDGE: Final = 0.5
+"""Points that span no area get a box that goes so far beyond them."""
+
+
+class Geometry(NamedTuple):
+    """The geometry of a shape."""
+
+    edges: Edges
+    outline: Outline | None = None
+    keypoints: Keypoints | None = None
+
+
+class ShapeError(Exception):
+    """A shape cannot be used."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def around(points: bytes, width: float = math.inf, height: float = math.inf) -> Edges:
+    """Return the box around points; around those that span no area it is a little larger, within the image."""
+    x1, y1, x2, y2 = bounds(points)
+    if x1 == x2:
+        x1, x2 = max(x1 - _ON_EDGE, min(0.0, x1)), min(x2 + _ON_EDGE, max(width, x2))
+    if y1 == y2:
+        y1, y2 = max(y1 - _ON_EDGE, min(0.0, y1)), min(y2 + _ON_EDGE, max(height, y2))
+    return x1, y1, x2, y2
+
+
+def inside(edges: Edges, width: float, height: float) -> Edges:
+    """Return what of the box around a turned box lies in the image, of which its corners may stick out."""
+    x1, y1, x2, y2 = max(edges[0], 0.0), max(edges[1], 0.0), min(edges[2], width), min(edges[3], height)
+    return (x1, y1, x2, y2) if x1 < x2 and y1 < y2 else edges
