@@ -14,11 +14,14 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 from datacache.annotations.classes import read_classes, read_data_yaml, read_pose
+from datacache.annotations.formats.metadata import NAME as METADATA
 from datacache.annotations.formats.values import parse_number
 from datacache.annotations.model import FORMATS, Problem
 from datacache.annotations.pairing import (
     Pairing,
+    folder_class,
     folder_split,
+    is_class_folder,
     is_data,
     is_image,
     is_split_list,
@@ -176,7 +179,7 @@ def detect(manifest: Manifest, read: Read, *, format: str | None = None) -> Layo
                 f"the snapshot has annotations in several formats: {shown}",
                 hint=f"Choose one with --format {'|'.join(found)}",
             )
-        format = next(iter(found), "none")
+        format = next(iter(found), "folders" if seen.has_class_folders() else "none")
     elif format != "none" and not seen.counts(sure=False)[format]:
         raise UsageError(f"the snapshot has no annotations in the format {format}; it has {seen}")
     return seen.layout(format)
@@ -227,6 +230,9 @@ class _Seen:
         self.images = 0
         self.image_folders: dict[bytes, None] = {}
         self.split_folders: set[str] = set()
+        self._classes: set[bytes] = set()
+        """Two of folders in those of splits; b"" for any other folder with images."""
+        self.metadata: list[bytes] = []
         self.xml, self.texts, self.json = _Sample(), _Sample(), _Sample()
         """`texts`: `.txt` files that may be labels."""
         self.split_texts: list[bytes] = []
@@ -247,6 +253,9 @@ class _Seen:
                     if len(self.image_folders) < _FOLDERS_KEPT:
                         self.image_folders[here] = None
                     self.split_folders.add(folder_split(path))
+                    name = folder_class(path) if is_class_folder(path) else b""
+                    if len(self._classes) < 2 or not name:
+                        self._classes.add(name)
             elif not path.endswith(b"/"):
                 self._note(path) if is_data(path) else self.no_data.add(path)
         self.split_folders.discard("")
@@ -269,6 +278,7 @@ class _Seen:
     def counts(self, *, sure: bool) -> dict[str, int]:
         """Return how many files there are of each format; `sure` where their content was looked at, too."""
         lists = {name: len(find(self)) for name, find in _LISTS.items()}
+        lists["folders"] = 0 if sure else self.images  # said by no file: see `has_class_folders`
         files = {name: count if not sure or look(self) else 0 for name, (count, look) in self._files().items()}
         return {name: (lists | files)[name] for name in FORMATS if name != "none"}
 
@@ -294,7 +304,9 @@ class _Seen:
         lower = path.lower()
         name = lower[lower.rfind(b"/") + 1 :]
         extension = name[name.rfind(b".") :]
-        if _CLASS_LIST.search(name):
+        if name == METADATA:
+            _keep(self.metadata, path)
+        elif _CLASS_LIST.search(name):
             _keep(self.class_lists, path)
         elif extension == b".xml":
             self.xml.add(path)
@@ -343,6 +355,10 @@ class _Seen:
         found = [path for path in candidates if not self._images_of(path) and _COCO.search(self._head(path))]
         # The original's panoptic masks say nothing that its instances do not.
         return [path for path in found if not _OTHER_COCO.match(path.lower().rpartition(b"/")[2])] or found
+
+    def has_class_folders(self) -> bool:
+        """Tell whether all images lie in folders of classes, in those of splits."""
+        return len(self._classes) > 1 and b"" not in self._classes and not self.metadata
 
     def cvat(self) -> list[bytes]:
         """Return the XML files of CVAT, which belong to no single image."""

@@ -42,6 +42,18 @@ def folder_split(path: bytes) -> str:
     return ""
 
 
+def folder_class(path: bytes) -> bytes:
+    """Return the name of the folder that an image lies in, where folders are classes; b"" for that of a split."""
+    folder = path.rpartition(b"/")[0]
+    return b"" if folder_split(path) and not folder_split(folder) else folder.rpartition(b"/")[2]
+
+
+def is_class_folder(path: bytes) -> bool:
+    """Tell whether an image lies in a folder below that of a split: `train/cat/x.jpg`. Of images it is none."""
+    above, _, name = path.rpartition(b"/")[0].rpartition(b"/")
+    return bool(folder_split(above + b"/")) and name.lower() not in _IMAGES
+
+
 def file_split(path: bytes) -> str:
     """Return the split that a list of images or a COCO file is of: by its name, or else by its folder; '' for none."""
     words = _WORD.findall(path.lower().rpartition(b"/")[2])

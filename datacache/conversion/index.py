@@ -224,9 +224,7 @@ class _Reader:
         self._format, self._classes, self._pose = source.format, source.classes, source.pose
         self._rotated = source.rotated
         self._sized = FORMATS[source.format].sized
-        self._trust = reading.trust_sizes and not self._format.startswith(
-            "yolo"
-        )  # its numbers mean nothing without the image's size
+        self._trust = reading.trust_sizes and self._sized
 
     def work(self, task: _Task) -> EncodedRange:
         """Return the rows of a range."""

@@ -40,7 +40,8 @@ _IMAGE_FOLDERS = frozenset({"jpegimages", "images", "obj_train_data"})
 _UNANNOTATED_HINT = "--keep-unannotated takes images that have no annotation."
 _BARE_HINT = (
     "It has images and no annotations of objects. Where each folder is a class, no conversion is needed: "
-    "SnapshotDataset(REF) and dsctl shard --classes-from-folders take the folders as labels. "
+    "SnapshotDataset(REF) and dsctl shard --classes-from-folders take the folders as labels, and --format folders "
+    "--to yolo-classify sorts them into splits. "
     "--keep-unannotated takes all images as background, without objects."
 )
 
@@ -157,7 +158,7 @@ def run(
         raise ConversionError(
             f"no image of {snapshot.record.ref} is left to write; nothing was made",
             problems=report.problems,
-            hint=_BARE_HINT if table.meta.get("format") == "none" else _UNANNOTATED_HINT,
+            hint=_BARE_HINT if table.meta.get("format") in ("none", "folders") else _UNANNOTATED_HINT,
         )
     record = commit_manifest(
         catalog,
@@ -201,7 +202,9 @@ def _images(
         annotation = row.annotation
         if annotation is None or (plan.only is not None and row.path not in plan.only):
             continue
-        annotated = bool(annotation.source) and not is_metadata(annotation.source)
+        # Labels of whole images say nothing of objects, but to a format that has such labels.
+        of_objects = bool(annotation.source) and annotation.source != row.path and not is_metadata(annotation.source)
+        annotated = (of_objects and target.of_objects) or ("labels" in target.holds and bool(annotation.labels))
         if not annotated:
             kept = plan.keep_unannotated
             message = f"{row.path} has no annotation; it is {'kept as a background image' if kept else 'left out'}"
@@ -219,6 +222,10 @@ def _images(
             continue
         named = entry if entry.key is not None else entry._replace(key=prefixes[entry.source] + entry.path)
         chosen = _with_chosen_boxes(annotation, plan, classes, report)
+        if chosen.boxes and not target.of_objects:
+            message = f"{row.path}: {count(len(chosen.boxes), 'object')} left out; the format has none"
+            report.problems.append(Problem("objects-left-out", "changed", annotation.source, 0, message))
+            chosen = chosen._replace(boxes=())
         goes_on = any(problem.code == "image-goes-on" for problem in row.problems)
         yield Image(row.path, chosen, named, number, split, annotated, len(annotation.boxes), goes_on)
 
@@ -269,7 +276,8 @@ def _write(
     newest = 0
     for image in images:
         annotation, entry = image.annotation, image.entry
-        relative, problems = names.give(annotation.path, image.path)
+        wanted = target.relative(_relative(annotation.path), image.split, annotation.labels)
+        relative, problems = names.give(wanted, image.path)
         path = target.image_path(relative, image.split)
         placed = fit(annotation, target.holds, report.problems)._replace(path=path)
         own, more = target.add(placed, image.split, annotated=image.annotated)
@@ -291,7 +299,7 @@ def _empty_splits(names: Sequence[str], report: Report, to: str) -> Iterator[Pro
         if not report.splits[name]:
             more = (
                 f"; data.yaml has the images of {used} for it"
-                if to.startswith("yolo") and name in ("train", "val")
+                if to.startswith("yolo") and to != "yolo-classify" and name in ("train", "val")
                 else ""
             )
             yield Problem("split-empty", "noted", "", 0, f"there is no image in the split {name}{more}")
@@ -303,9 +311,9 @@ class _Names:
     def __init__(self) -> None:
         self._taken: set[int] = set()  # hashes: a million paths are a hundred megabytes
 
-    def give(self, path: str, source: str) -> tuple[str, list[Problem]]:
+    def give(self, wanted: str, source: str) -> tuple[str, list[Problem]]:
         """The path below the folder of images, for one that is `source` in the snapshot it comes from."""
-        relative = wanted = _relative(path)
+        relative = wanted
         count = 1
         while (key := xxh3_64_intdigest(stem(relative).encode("utf-8", "surrogateescape"))) in self._taken:
             base, dot, extension = wanted.rpartition(".")

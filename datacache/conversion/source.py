@@ -28,7 +28,15 @@ from datacache.annotations.formats.metadata import is_metadata
 from datacache.annotations.image_header import HEAD_BYTES, TAIL_BYTES
 from datacache.annotations.layout import Layout, detect, read_class_list, text
 from datacache.annotations.model import FORMATS, Box, Draft, DraftFile, Problem, quote, unusable_file
-from datacache.annotations.pairing import Pairing, file_split, folder_split, image_folders, is_image, pair_leftovers
+from datacache.annotations.pairing import (
+    Pairing,
+    file_split,
+    folder_class,
+    folder_split,
+    image_folders,
+    is_image,
+    pair_leftovers,
+)
 from datacache.annotations.shapes.outline import NOTHING, Skeleton
 from datacache.core.concurrency import PerProcess
 from datacache.core.errors import AnnotationError
@@ -361,7 +369,9 @@ class AnnotationSource:
             return
         for row, entry in enumerate(self._manifest.entries()):
             if is_image(entry.path):
-                yield Item(text(entry.path), self._part(row, entry), draft=drafts.pop(entry.path, None))
+                said = drafts.pop(entry.path, None)
+                said = _of_folder(entry.path, said) if self.format == "folders" else said
+                yield Item(text(entry.path), self._part(row, entry), draft=said)
 
     def _part(self, row: int, entry: Entry) -> Part:
         return Part(row, entry.size_bytes, object=object_id(self._manifest.object_ref(entry)))
@@ -449,6 +459,13 @@ class AnnotationSource:
         if not self.classes:
             self.classes = found.classes
         return found.images
+
+
+def _of_folder(image: bytes, said: Said | None) -> Said | None:
+    """Return what is said of an image, and its folder as the first label."""
+    label = text(folder_class(image))
+    draft, problems = said or (Draft(text(image)), ())
+    return (draft._replace(labels=(label, *draft.labels)), problems) if label else said
 
 
 _THREADS, _AHEAD, _AHEAD_BYTES = 16, 64, 64 * 2**20

@@ -206,7 +206,7 @@ def _annotated(annotations: Annotations, snapshot: Snapshot) -> bool:
         if any(is_image(path) for path in snapshot.manifest.paths()):
             raise
         return False  # neither images nor annotations
-    if source.format != "none":
+    if source.format not in ("none", "folders"):  # of which `folder` needs no table
         return True
     folders = (b"", *source.layout.image_folders)
     return any(snapshot.manifest.find(folder + METADATA) is not None for folder in folders)

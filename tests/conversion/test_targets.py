@@ -21,7 +21,8 @@ pytestmark = pytest.mark.shared_home
 Make = Callable[..., str]
 Convert = Callable[..., Conversion]
 Files = Callable[[str], dict[str, bytes]]
-OF_BOXES = sorted({*TARGETS} - {"yolo-pose", "cvat-video"})  # a video has no splits, and names its images anew
+OF_BOXES = sorted({*TARGETS} - {"cvat-video", "folders", "yolo-classify", "yolo-pose"})
+"""A video has no splits, and names its images anew."""
 
 
 @pytest.fixture

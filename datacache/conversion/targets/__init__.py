@@ -8,6 +8,7 @@ Used by the pipeline. A target knows paths and bytes, nothing of snapshots or st
     coco         images/[SPLIT/]x.jpg  annotations/instances[_SPLIT].json
     cvat         images/[SPLIT/]x.jpg  annotations.xml
     cvat-video   images/frame_000000.jpg  annotations.xml
+    folders      [SPLIT/]CLASS/x.jpg                                                  (also called yolo-classify)
     keras-yolo3  images/x.jpg  SPLIT.txt  classes.txt
     labelme      images/[SPLIT/]x.jpg and x.json
     voc          JPEGImages/x.jpg  Annotations/x.xml  ImageSets/Main/SPLIT.txt
@@ -24,6 +25,7 @@ from collections.abc import Callable
 from datacache.conversion.targets.base import About, Target
 from datacache.conversion.targets.coco import Coco
 from datacache.conversion.targets.cvat import Cvat, CvatVideo
+from datacache.conversion.targets.folders import Folders
 from datacache.conversion.targets.keras_yolo import KerasYolo
 from datacache.conversion.targets.labelme import Labelme
 from datacache.conversion.targets.voc import Voc
@@ -36,10 +38,12 @@ TARGETS: dict[str, Callable[[About], Target]] = {
     "cvat": Cvat,
     "cvat-video": CvatVideo,
     "darknet": Darknet,
+    "folders": Folders,
     "keras-yolo3": KerasYolo,
     "labelme": Labelme,
     "voc": Voc,
     "yolo": Yolo,
+    "yolo-classify": Folders,
     "yolo-obb": YoloObb,
     "yolo-pose": YoloPose,
     "yolo-segment": YoloSegment,

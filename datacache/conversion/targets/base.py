@@ -40,7 +40,9 @@ class Target:
     holds: frozenset[str] = frozenset()
     """The kinds that the format has besides boxes and labels; `fitting` changes all others: `polygon`, `rings` (several
     of a polygon), `holes`, `mask`, `rotated`, `keypoints`, `outline+keypoints` (of one object), `track`, `group`,
-    `score`, `author`, `captions`."""
+    `score`, `author`, `captions`, `labels` (of images)."""
+    of_objects = True
+    """False for a format that has labels of images alone."""
     lists_paths = False
     """A file has a path a line, which no path with a line break can be in."""
 
@@ -53,6 +55,10 @@ class Target:
         """The split of each image and what `finish` needs of it."""
         self._labels = Spool[tuple[str, tuple[str, ...]]]()
 
+    def relative(self, relative: str, split: str, labels: Sequence[str]) -> str:
+        """Return what an image is to be called, which is made unique then."""
+        return relative
+
     def image_path(self, relative: str, split: str) -> str:
         """Return where an image goes. `relative` is unique up to its extension."""
         return f"{self.folder}/{split}/{relative}" if split and self.split_folders else f"{self.folder}/{relative}"
@@ -60,7 +66,7 @@ class Target:
     def add(self, annotation: Annotation, split: str, *, annotated: bool) -> tuple[Sequence[File], Sequence[Problem]]:
         """Return the files that belong to this image alone. `annotation.path` is the image's path in the result, as
         `image_path` gave it; `annotated` is false for a background image without annotation."""
-        if annotation.labels:
+        if annotation.labels and "labels" not in self.holds:
             self._labels.append((annotation.path, annotation.labels))
         return self._add(annotation, split, annotated)
 

@@ -1,0 +1,135 @@
+"""Folders of classes: recognised where splits show them, read as labels, and written as Ultralytics and torchvision
+read them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from datacache import api
+from datacache.annotations.layout import detect
+from datacache.conversion.pipeline import Conversion
+from datacache.core.errors import ConversionError
+from datacache.settings import Settings
+from tests.annotations.folders import Folder
+
+pytestmark = pytest.mark.shared_home
+Make = Callable[..., str]
+Files = Callable[[str], dict[str, bytes]]
+Convert = Callable[..., Conversion]
+
+
+@pytest.mark.parametrize(
+    ("paths", "format"),
+    [
+        (["train/cat/a.jpg", "val/dog/a.jpg"], "folders"),
+        (["Training/cat/a.jpg", "Training/dog/a.jpg", "README.txt"], "folders"),
+        (["cat/a.jpg", "dog/a.jpg"], "none"),
+        (["train/cat/a.jpg", "val/cat/a.jpg"], "none"),  # of one class, and likelier none
+        (["train/cat/a.jpg", "train/dog/a.jpg", "train/a.jpg"], "none"),
+        (["train/cat/a.jpg", "train/dog/a.jpg", "metadata.jsonl"], "none"),
+        (["train/images/a.jpg", "val/JPEGImages/a.jpg"], "none"),
+        (["images/train/a.jpg", "images/val/a.jpg"], "none"),
+    ],
+)
+def test_folders_of_classes_are_recognised_below_those_of_splits(paths: list[str], format: str) -> None:
+    folder = Folder(paths)
+    assert detect(folder.manifest, folder.read).format == format
+    assert detect(folder.manifest, folder.read, format="folders").format == "folders"
+
+
+@pytest.fixture
+def convert(settings: Settings, number: int) -> Convert:
+    def run(ref: str, to: str, **options: object) -> Conversion:
+        return api.convert(ref, to=to, name=f"{to}-{number}", settings=settings, replace=True, **options)  # type: ignore[arg-type]
+
+    return run
+
+
+@pytest.fixture
+def images(tmp_path: Path, make: Make) -> Callable[..., str]:
+    def made(*paths: str, **files: str) -> str:
+        folder = tmp_path / "images"
+        for n, path in enumerate(paths):
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (20 + n, 10)).save(folder / path)
+        for name, text in files.items():
+            (folder / name.replace("__", ".")).write_text(text)
+        return make(folder)
+
+    return made
+
+
+def labels_of(ref: str, settings: Settings, **reading: object) -> dict[str, tuple[str, ...]]:
+    with api.open_annotations(ref, settings=settings, **reading) as (_, table):  # type: ignore[arg-type]
+        return {row.path: row.annotation.labels for row in table.rows() if row.annotation}
+
+
+PATHS = ("train/black cat/a.jpg", "train/black cat/b.jpg", "train/dog/a.jpg", "val/dog/c.jpg")
+
+
+@pytest.mark.parametrize("to", ["folders", "yolo-classify"])
+def test_folders_are_the_same_there_and_back(
+    to: str, images: Callable[..., str], convert: Convert, settings: Settings, files: Files
+) -> None:
+    ref = images(*PATHS)
+    assert labels_of(ref, settings) == {path: (path.split("/")[1],) for path in PATHS}
+    done = convert(ref, to, strict=True)
+    assert files(done.record.ref) == files(ref)
+    assert (done.report.problems, done.report.splits) == ([], {"train": 3, "val": 1})
+    assert sorted(files(convert(ref, to, split="none").record.ref)) == [
+        "black cat/a.jpg",
+        "black cat/b.jpg",
+        "dog/a.jpg",
+        "dog/c.jpg",
+    ]
+
+
+def test_folders_without_splits_are_classes_where_that_is_said(
+    images: Callable[..., str], convert: Convert, settings: Settings, files: Files
+) -> None:
+    ref = images("x/cat/a.jpg", "x/dog/a.jpg", "top.jpg")
+    assert set(labels_of(ref, settings).values()) == {()}
+    assert labels_of(ref, settings, format="folders", trust_sizes=True) == {
+        "top.jpg": (),
+        "x/cat/a.jpg": ("cat",),
+        "x/dog/a.jpg": ("dog",),
+    }
+    with pytest.raises(ConversionError, match="no image"):
+        convert(ref, "yolo")
+    done = convert(ref, "folders", format="folders", split="train=1")
+    assert [problem[:3] for problem in done.report.problems] == [("image-unannotated", "skipped", "top.jpg")]
+    assert sorted(files(done.record.ref)) == ["train/cat/x_a.jpg", "train/dog/x_a.jpg"]
+
+
+def test_what_folders_cannot_hold_is_counted(
+    images: Callable[..., str], convert: Convert, settings: Settings, files: Files, tmp_path: Path
+) -> None:
+    lines = {"a.jpg": "night", "b.jpg": ["day", "rain"], "c.jpg": "and/or", "x/a.jpg": "night", "y/a.jpg": ".."}
+    text = "".join(json.dumps({"file_name": name, "label": label}) + "\n" for name, label in lines.items())
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images" / "a.txt").write_text("0 0.5 0.5 0.2 0.2\n")
+    ref = images("a.jpg", "b.jpg", "c.jpg", "d.jpg", "x/a.jpg", "y/a.jpg", metadata__jsonl=text, obj__names="face\n")
+    done = convert(ref, "folders", keep_unannotated=True)
+    assert sorted(files(done.record.ref)) == [
+        "_../y_a.jpg",
+        "and_or/c.jpg",
+        "d.jpg",
+        "day/b.jpg",
+        "night/a.jpg",
+        "night/x_a.jpg",
+    ]
+    assert [problem[:3] for problem in done.report.problems] == [
+        ("objects-left-out", "changed", "a.txt"),
+        ("image-unannotated", "noted", "d.jpg"),
+        ("labels-left-out", "changed", "metadata.jsonl"),
+        ("label-folder", "changed", "metadata.jsonl"),
+        ("label-folder", "changed", "metadata.jsonl"),
+    ]
+    assert done.report.boxes == 0
+    with pytest.raises(ConversionError, match="strict"):
+        convert(ref, "folders", strict=True, keep_unannotated=True)
