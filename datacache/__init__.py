@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from datacache.api import jobs as jobs
     from datacache.api import list_datasets as list_datasets
     from datacache.api import list_snapshots as list_snapshots
+    from datacache.api import merge as merge
     from datacache.api import open_annotations as open_annotations
     from datacache.api import open_catalog as open_catalog
     from datacache.api import open_snapshot as open_snapshot

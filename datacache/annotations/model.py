@@ -198,6 +198,7 @@ PROBLEMS: Final[dict[str, str]] = {
     "class-id-float": "A class id is written like 1.0",
     "class-unlisted": "A class id has no name",
     "class-left-out": "A class is not among those that the conversion is asked for",
+    "class-spelling": "Two classes differ in capitals, spaces, `_` and `-` alone",
     "class-repeated": "An id or a name of a class is there several times",
     "classes-missing": "The data set has class ids and no list of their names",
     "classes-unusable": "`data.yaml` cannot be read, or does not say the classes",

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from datacache.annotations.table.table import ImageSummary as ImageSummary
     from datacache.annotations.table.table import Table as Table
     from datacache.api.annotations import convert as convert
+    from datacache.api.annotations import merge as merge
     from datacache.api.annotations import open_annotations as open_annotations
     from datacache.api.annotations import preview as preview
     from datacache.api.annotations import query as query
@@ -102,6 +103,7 @@ if TYPE_CHECKING:
     from datacache.catalog.refs import plan_removal as plan_removal
     from datacache.catalog.refs import resolve as resolve
     from datacache.catalog.tasks.base import TaskState as TaskState
+    from datacache.conversion.pipeline import Conversion as Conversion
     from datacache.daemon import running as _running
     from datacache.daemon.client import DaemonClient as DaemonClient
     from datacache.imports.archives.members import UnpackLimits as UnpackLimits

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -12,6 +12,7 @@ from datacache.api.opening import open_catalog, open_snapshot
 from datacache.api.options import (
     ConvertOptions,
     ImageOptions,
+    MergeOptions,
     NamingOptions,
     QueryOptions,
     ReadingOptions,
@@ -19,6 +20,7 @@ from datacache.api.options import (
     listed,
     make_query,
     make_reading,
+    make_splits,
     take,
 )
 from datacache.core.errors import PathNotFoundError, UsageError
@@ -157,7 +159,6 @@ def convert(
     `UsageError`, and what stores and catalogs raise.
     """
     from datacache.catalog.objects import ObjectWriter
-    from datacache.conversion.model import Splits, parse_splits
     from datacache.conversion.operations import parse_operations
     from datacache.conversion.pipeline import Plan, run
 
@@ -168,7 +169,7 @@ def convert(
         to=to,
         naming=Naming(name=name, **take(given, NamingOptions)),
         reading=make_reading(take(given, ReadingOptions), classes),
-        splits=None if split is None else Splits() if split == "none" else parse_splits(split, seed),
+        splits=make_splits(split, seed),
         operations=parse_operations(**take(given, ImageOptions)),
         classes=classes,
         **given,
@@ -176,7 +177,62 @@ def convert(
     with closing(open_catalog(settings)) as catalog, open_snapshot(ref, settings) as snapshot:
         return run(
             catalog,
-            snapshot,
+            [snapshot],
+            plan,
+            open_objects=lambda: ObjectWriter(catalog, settings, url=objects or ""),
+            processes=processes,
+            progress=progress,
+        )
+
+
+def merge(
+    refs: Sequence[str],
+    *,
+    name: str,
+    to: str | None = None,
+    split: str | None = None,
+    seed: int = 0,
+    objects: str | None = None,
+    processes: int | None = None,
+    settings: Settings | None = None,
+    progress: Callable[[str, int, int], None] = lambda _what, _done, _total: None,
+    **options: Unpack[MergeOptions],
+) -> Conversion:
+    """Make a snapshot of dataset `name` with the images of all `refs` and their annotations, classes of one name being
+    one class, by reference.
+
+    An image that several have, by its bytes, is there once, with all its objects. `to` is the format, None for the one
+    they all have; all else is as in `convert`.
+    """
+    from datacache.catalog.objects import ObjectWriter
+    from datacache.conversion.combine import own_target
+    from datacache.conversion.index import Annotations
+    from datacache.conversion.pipeline import Plan, run
+
+    settings = settings or load_settings()
+    given: dict[str, Any] = dict(options)
+    naming = Naming(name=name, **take(given, NamingOptions))
+    reading = make_reading(take(given, ReadingOptions))
+    if len(listed("refs", refs)) < 2:
+        raise UsageError("there is nothing to merge in fewer than two snapshots")
+    with ExitStack() as opened:
+        catalog = opened.enter_context(closing(open_catalog(settings)))
+        snapshots = [opened.enter_context(open_snapshot(ref, settings)) for ref in refs]
+        if to is None:
+            read = (Annotations(snapshot, catalog, reading) for snapshot in snapshots)
+            to = own_target([each.table(processes=processes, progress=progress) for each in read])
+        plan = Plan(
+            to=to,
+            naming=naming,
+            reading=reading,
+            splits=make_splits(split, seed),
+            keep_unannotated=True,
+            command="merge",
+            **given,
+        )
+        return run(
+            catalog,
+            snapshots,
             plan,
             open_objects=lambda: ObjectWriter(catalog, settings, url=objects or ""),
             processes=processes,

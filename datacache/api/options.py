@@ -13,6 +13,7 @@ from datacache.core.errors import UsageError
 if TYPE_CHECKING:
     from datacache.annotations.query import Query
     from datacache.conversion.index import Reading
+    from datacache.conversion.model import Splits
 
 
 class NamingOptions(TypedDict, total=False):
@@ -62,16 +63,21 @@ class ImageOptions(TypedDict, total=False):
     min_visible: float
 
 
-class ConvertOptions(NamingOptions, ReadingOptions, ImageOptions, total=False):
+class MergeOptions(NamingOptions, ReadingOptions, total=False):
+    """List the options of `merge` beside its own."""
+
+    rename: Mapping[str, str]
+    """Class → what it is called in the result; several may become one."""
+    strict: bool
+
+
+class ConvertOptions(MergeOptions, ImageOptions, total=False):
     """List the options of `convert` beside its own."""
 
     classes: Sequence[str] | None
     """Their order, and no others; None: the order of the version before, new ones after it by name."""
-    rename: Mapping[str, str]
-    """Class → what it is called in the result; several may become one."""
     skip_difficult: bool
     keep_unannotated: bool
-    strict: bool
     reencode_broken: bool
     """Store JPEGs with bytes behind their end anew, without these."""
 
@@ -103,6 +109,13 @@ def make_reading(options: Mapping[str, Any], classes: tuple[str, ...] | None = N
 
     given = dict(options)
     return Reading(origin=given.pop("voc_origin", 0), classes=classes, **given)
+
+
+def make_splits(split: str | None, seed: int) -> Splits | None:
+    """Return the splits that `train=0.8,val=0.2` or `none` means; None for None: those that the data set brings."""
+    from datacache.conversion.model import Splits, parse_splits
+
+    return None if split is None else Splits() if split == "none" else parse_splits(split, seed)
 
 
 def make_query(**wanted: Unpack[QueryOptions]) -> Query:

@@ -1,9 +1,9 @@
-"""Convert: make a snapshot with the same images as another one, and other annotation files.
+"""Convert: make a snapshot with the images of another one, or of several, and other annotation files.
 
-Used by `api.convert`. Images are entered by reference: the new manifest names the same objects under other paths.
-Labels are new small files in packs. Only image operations write images. Nothing is visible before the commit, a
-conversion that was killed can be run again, and the same input gives the same snapshot. One thread, and as many
-processes as there are processors for reading annotations and for image operations.
+Used by `api.convert`, merges and subsets. Images are entered by reference: the new manifest names the same objects
+under other paths. Labels are new small files in packs. Only image operations write images. Nothing is visible before
+the commit, a conversion that was killed can be run again, and the same input gives the same snapshot. One thread, and
+as many processes as there are processors for reading annotations and for image operations.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typing import Any, NamedTuple
 
 from xxhash import xxh3_64_intdigest
 
-from datacache.annotations.classes import class_order
+from datacache.annotations.classes import class_order, spelled_alike
 from datacache.annotations.formats.metadata import is_metadata
 from datacache.annotations.image_header import jpeg_end
-from datacache.annotations.model import FORMATS, Annotation, Problem, quote, truncated_image
-from datacache.annotations.table.table import Table
+from datacache.annotations.model import Action, Annotation, Problem, quote, truncated_image
 from datacache.catalog.base import Catalog
 from datacache.catalog.commit import check_target, commit_manifest
 from datacache.catalog.objects import NewFiles, ObjectWriter
+from datacache.conversion.combine import Inputs, joined
 from datacache.conversion.fitting import fit
-from datacache.conversion.index import Annotations, Reading, with_entries
+from datacache.conversion.index import Reading
 from datacache.conversion.model import Image, Report, Splits, stem
 from datacache.conversion.operations import Operations
 from datacache.conversion.targets import TARGETS, About, Target
@@ -67,8 +67,10 @@ class Plan:
     """Write JPEGs with bytes behind their end anew, without these."""
     only: Collection[str] | None = None
     """These images and no others; None: all."""
+    command: str = "convert"
+    """The command in the snapshot's lineage."""
     lineage: Lineage | None = None
-    """How the snapshot is made, where that is not `convert`."""
+    """How the snapshot is made, where that is not by this plan."""
 
 
 class Conversion(NamedTuple):
@@ -80,55 +82,39 @@ class Conversion(NamedTuple):
 
 def run(
     catalog: Catalog,
-    snapshot: Snapshot,
+    snapshots: Sequence[Snapshot],
     plan: Plan,
     *,
     open_objects: Callable[[], ObjectWriter],
     processes: int | None = None,
     progress: Progress = lambda _what, _done, _total: None,
 ) -> Conversion:
-    """Run a plan. `ConversionError` under `strict` with every problem, and nothing committed; `UsageError` for what
-    cannot be meant; the store's and the catalog's errors."""
+    """Run a plan. Operations are for one snapshot alone. `ConversionError` under `strict` with every problem, and
+    nothing committed; `UsageError` for what cannot be meant; the store's and the catalog's errors."""
     if plan.to not in TARGETS:
         raise UsageError(f"{plan.to!r} is no format to convert to", hint=f"There are: {', '.join(TARGETS)}.")
-    asked = plan.lineage or Lineage("convert", {"to": plan.to}, (snapshot.ref,))
-    check_target(catalog, plan.naming, asked)
-    annotations = Annotations(snapshot, catalog, plan.reading)
-    table = annotations.table(processes=processes, progress=progress)
-    report = Report(images=table.images)
-    report.problems += table.problems()
-    splits = plan.splits
-    if splits is None:
-        listed = annotations.splits()
-        splits = Splits(names=listed.names, listed=listed)
-        report.problems += listed.problems
-    unknown = next((label for label in plan.rename if label not in table.labels), None)
-    if unknown is not None:
-        there = ", ".join(sorted(table.labels)[:_SHOWN])
-        raise UsageError(f"--map: {snapshot.record.ref} has no class {unknown!r}", hint=f"It has {there}.")
-    found = _renamed((total.label for total in table.labels.values() if total.boxes), plan.rename)
-    order = class_order(
-        found,
-        given=plan.classes,
-        previous=_earlier_classes(catalog, plan.naming.name) or _renamed(table.meta.get("classes") or (), plan.rename),
-        numbered=FORMATS[table.meta.get("format", "none")].numbered,
+    snapshot, refs = snapshots[0], tuple(each.ref for each in snapshots)
+    check_target(
+        catalog,
+        plan.naming,
+        plan.lineage or Lineage(plan.command, {"to": plan.to}, refs),
     )
-    if found and not set(order) & set(found):
-        raise ConversionError(
-            f"{snapshot.record.ref} has none of the classes asked for, and no box would be left; nothing was made",
-            problems=report.problems,
-            hint=f"It has {', '.join(sorted(found)[:_SHOWN])}{' and more' if len(found) > _SHOWN else ''}.",
-        )
-    above = {plan.rename.get(label, label): name for label, name in table.meta.get("supercategories", {}).items()}
-    skeletons = {plan.rename.get(label, label): skeleton for label, skeleton in table.skeletons.items()}
-    about = About(order, splits.names, plan.reading.origin, skeletons, above)
+    inputs = Inputs(catalog, snapshots, plan.reading, plan.splits, processes=processes, progress=progress)
+    report = Report(images=sum(table.images for table in inputs.tables))
+    report.problems += inputs.problems()
+    order = _class_order(catalog, plan, inputs, report)
+    about = About(
+        order,
+        inputs.split_names,
+        plan.reading.origin,
+        inputs.skeletons(plan.rename),
+        inputs.supercategories(plan.rename),
+    )
     target = TARGETS[plan.to](about)
     sources: list[Source] = list(snapshot.manifest.root.sources)
     files = NewFiles(sources, catalog.put_blobs, open_objects)
     builder = ManifestBuilder(sources, catalog.put_blobs)
-    images: Iterable[Image] = _images(
-        snapshot, table, plan, splits, classes=frozenset(order), target=target, report=report
-    )
+    images: Iterable[Image] = _images(inputs, plan, files, classes=frozenset(order), target=target, report=report)
     if plan.operations:
         number = files.source(files.objects.source)
         from datacache.conversion.images import process_images  # with numpy and Pillow, a fifth of a second
@@ -146,72 +132,90 @@ def run(
     elif plan.reencode_broken:
         images = _ended(snapshot, images, files, report)
     if plan.strict and plan.operations:
-        _expect_none_wrong(snapshot, report)  # before any image is written anew
+        _expect_none_wrong(inputs, report)  # before any image is written anew
     for entry in sorted_entries(_write(images, target, files, report, progress)):
         builder.add(entry)
-    report.problems += splits.listed.unmatched() if splits.listed is not None else ()
-    report.problems += _empty_splits(splits.names, report, plan.to)
+    for splits in inputs.splits:
+        report.problems += splits.listed.unmatched() if splits.listed is not None else ()
+    report.problems += _empty_splits(inputs.split_names, report, plan.to)
     if plan.strict:
-        _expect_none_wrong(snapshot, report)
+        _expect_none_wrong(inputs, report)
     report.problems.sort(key=lambda problem: (problem.file, problem.line))
     if not report.written:
         raise ConversionError(
-            f"no image of {snapshot.record.ref} is left to write; nothing was made",
+            f"no image of {inputs.named} is left to write; nothing was made",
             problems=report.problems,
-            hint=_BARE_HINT if table.meta.get("format") in ("none", "folders") else _UNANNOTATED_HINT,
+            hint=_BARE_HINT if inputs.tables[0].meta.get("format") in ("none", "folders") else _UNANNOTATED_HINT,
         )
     record = commit_manifest(
         catalog,
         builder,
         plan.naming,
         origin=f"datacache://{snapshot.record.ref}",
-        lineage=plan.lineage or Lineage("convert", _parameters(plan, splits, order), (snapshot.ref,)),
+        lineage=plan.lineage or Lineage(plan.command, _parameters(plan, inputs.splits[0], order), refs),
         packs=files.packs,
         objects=files.opened_objects,
     )
     return Conversion(record, report)
 
 
-def _expect_none_wrong(snapshot: Snapshot, report: Report) -> None:
+def _class_order(catalog: Catalog, plan: Plan, inputs: Inputs, report: Report) -> tuple[str, ...]:
+    """Return the classes of the result. `UsageError` for a class to be renamed that there is not, `ConversionError`
+    where none would be left."""
+    labels = inputs.labels()
+    there = {total.label for total in labels}
+    unknown = next((label for label in plan.rename if label not in there), None)
+    if unknown is not None:
+        hint = f"It has {', '.join(sorted(there)[:_SHOWN])}."
+        raise UsageError(f"--map: {inputs.named} has no class {unknown!r}", hint=hint)
+    found = _renamed((total.label for total in labels if total.boxes), plan.rename)
+    order = class_order(
+        found,
+        given=plan.classes,
+        previous=_earlier_classes(catalog, plan.naming.name) or _renamed(inputs.classes(), plan.rename),
+        numbered=inputs.numbered,
+    )
+    if found and not set(order) & set(found):
+        raise ConversionError(
+            f"{inputs.named} has none of the classes asked for, and no box would be left; nothing was made",
+            problems=report.problems,
+            hint=f"It has {', '.join(sorted(found)[:_SHOWN])}{' and more' if len(found) > _SHOWN else ''}.",
+        )
+    for alike in spelled_alike(found) if len(inputs.tables) > 1 else ():
+        message = f"the classes {', '.join(map(quote, alike))} differ in their spelling alone; --map makes them one"
+        report.problems.append(Problem("class-spelling", "noted", "", 0, message))
+    return order
+
+
+def _expect_none_wrong(inputs: Inputs, report: Report) -> None:
     report.problems.sort(key=lambda problem: (problem.file, problem.line))
     wrong = sum(problem.action != "noted" for problem in report.problems)
     if wrong:
         raise ConversionError(
-            f"{count(wrong, 'problem')} in {snapshot.record.ref}, and --strict allows none; nothing was made",
+            f"{count(wrong, 'problem')} in {inputs.named}, and --strict allows none; nothing was made",
             problems=report.problems,
             hint="Mend the files named, or convert without --strict: what is wrong is then mended or left out.",
         )
 
 
 def _images(
-    snapshot: Snapshot,
-    table: Table,
-    plan: Plan,
-    splits: Splits,
-    *,
-    classes: frozenset[str],
-    target: Target,
-    report: Report,
+    inputs: Inputs, plan: Plan, files: NewFiles, *, classes: frozenset[str], target: Target, report: Report
 ) -> Iterator[Image]:
     """Yield the images that go into the result, with what is left of their boxes."""
-    manifest = snapshot.manifest
-    prefixes = [source.prefix.encode("utf-8", "surrogateescape") for source in manifest.root.sources]
-    for row, number, entry in with_entries(manifest, table.rows()):
-        if splits.listed is not None:
-            splits.listed.found(row.path.encode("utf-8", "surrogateescape"))
-        annotation = row.annotation
-        if annotation is None or (plan.only is not None and row.path not in plan.only):
+    for row, number, entry, found, splits, dataset in inputs.images(files.source, report.problems):
+        if plan.only is not None and row.path not in plan.only:
             continue
         # Labels of whole images say nothing of objects, but to a format that has such labels.
-        of_objects = bool(annotation.source) and annotation.source != row.path and not is_metadata(annotation.source)
-        annotated = (of_objects and target.of_objects) or ("labels" in target.holds and bool(annotation.labels))
+        of_objects = any(each.source not in ("", each.path) and not is_metadata(each.source) for each in found)
+        labelled = "labels" in target.holds and any(each.labels for each in found)
+        annotated = (of_objects and target.of_objects) or labelled
         if not annotated:
             kept = plan.keep_unannotated
             message = f"{row.path} has no annotation; it is {'kept as a background image' if kept else 'left out'}"
             report.problems.append(Problem("image-unannotated", "noted" if kept else "skipped", row.path, 0, message))
             if not kept:
                 continue
-        split = splits.of(annotation)
+        split = splits.of(found[0])
         if split is None:
             message = f"{row.path} is in none of the lists of splits; it is left out"
             report.problems.append(Problem("not-in-split", "skipped", row.path, 0, message))
@@ -220,14 +224,14 @@ def _images(
             message = f"{quote(row.path)} has a line break, which no list of images can hold; it is left out"
             report.problems.append(Problem("path-unwritable", "skipped", row.path, 0, message))
             continue
-        named = entry if entry.key is not None else entry._replace(key=prefixes[entry.source] + entry.path)
-        chosen = _with_chosen_boxes(annotation, plan, classes, report)
+        chosen = joined([_with_chosen_boxes(each, plan, classes, report) for each in found])
         if chosen.boxes and not target.of_objects:
             message = f"{row.path}: {count(len(chosen.boxes), 'object')} left out; the format has none"
-            report.problems.append(Problem("objects-left-out", "changed", annotation.source, 0, message))
+            report.problems.append(Problem("objects-left-out", "changed", chosen.source, 0, message))
             chosen = chosen._replace(boxes=())
         goes_on = any(problem.code == "image-goes-on" for problem in row.problems)
-        yield Image(row.path, chosen, named, number, split, annotated, len(annotation.boxes), goes_on)
+        objects = sum(len(each.boxes) for each in found)
+        yield Image(row.path, chosen, entry, number, split, annotated, objects, goes_on, dataset)
 
 
 def _ended(snapshot: Snapshot, images: Iterable[Image], files: NewFiles, report: Report) -> Iterator[Image]:
@@ -277,7 +281,7 @@ def _write(
     for image in images:
         annotation, entry = image.annotation, image.entry
         wanted = target.relative(_relative(annotation.path), image.split, annotation.labels)
-        relative, problems = names.give(wanted, image.path)
+        relative, problems = names.give(wanted, image, below=image.dataset if target.of_objects else "")
         path = target.image_path(relative, image.split)
         placed = fit(annotation, target.holds, report.problems)._replace(path=path)
         own, more = target.add(placed, image.split, annotated=image.annotated)
@@ -311,19 +315,27 @@ class _Names:
     def __init__(self) -> None:
         self._taken: set[int] = set()  # hashes: a million paths are a hundred megabytes
 
-    def give(self, wanted: str, source: str) -> tuple[str, list[Problem]]:
-        """The path below the folder of images, for one that is `source` in the snapshot it comes from."""
-        relative = wanted
+    def give(self, wanted: str, image: Image, *, below: str) -> tuple[str, list[Problem]]:
+        """The path below the folder of images, for an image or a part of one. Where it is taken it is tried `below`
+        another folder first."""
+        relative = unchanged = wanted
         count = 1
         while (key := xxh3_64_intdigest(stem(relative).encode("utf-8", "surrogateescape"))) in self._taken:
+            if below:
+                relative = wanted = f"{below}/{wanted}"
+                below = ""
+                continue
             base, dot, extension = wanted.rpartition(".")
             suffix = f"_{extension}" if count == 1 and dot else f"_{count}"
             relative, count = f"{base or wanted}{suffix}{dot}{extension if dot else ''}", count + 1
         self._taken.add(key)
-        if relative == wanted:
+        if relative == unchanged:
             return relative, []
-        message = f"another image is called like {source} but for its extension or folder; this one is now {relative}"
-        return relative, [Problem("image-renamed", "repaired", source, 0, message)]
+        message = (
+            f"another image is called like {image.path} but for its extension or folder; this one is now {relative}"
+        )
+        action: Action = "noted" if image.dataset else "repaired"
+        return relative, [Problem("image-renamed", action, image.path, 0, message)]
 
 
 def _relative(path: str) -> str:

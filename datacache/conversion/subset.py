@@ -65,7 +65,7 @@ def subset(
             only=wanted,
             lineage=lineage,
         )
-        return run(catalog, snapshot, plan, open_objects=open_objects).record
+        return run(catalog, [snapshot], plan, open_objects=open_objects).record
     sources: list[Source] = list(snapshot.manifest.root.sources)
     files = NewFiles(sources, catalog.put_blobs, open_objects)
     builder = ManifestBuilder(sources, catalog.put_blobs)

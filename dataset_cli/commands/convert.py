@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,16 @@ image_options = options(
 )
 """See `api.options.ImageOptions`."""
 
+split_options = options(
+    click.option(
+        "--split", metavar="SHARES", help="train=0.8,val=0.2: about so much, by a hash of the path; 'none': no splits."
+    ),
+    click.option("--seed", type=int, default=0, show_default=True, help="Another seed deals the splits anew."),
+)
+map_option = click.option(
+    "--map", "rename", metavar="OLD=NEW", multiple=True, help="Call a class so; several may become one. Repeatable."
+)
+
 
 @command()
 @click.argument("ref", type=SnapshotRef())
@@ -62,14 +73,9 @@ image_options = options(
 @click.option(
     "--as", "name", required=True, type=DatasetName(), help="Name of the new dataset, or of its next version."
 )
-@click.option(
-    "--split", metavar="SHARES", help="train=0.8,val=0.2: about so much, by a hash of the path; 'none': no splits."
-)
-@click.option("--seed", type=int, default=0, show_default=True, help="Another seed deals the splits anew.")
+@split_options
 @click.option("--classes", type=FILE, help="These classes in this order: a name a line.")
-@click.option(
-    "--map", "rename", metavar="OLD=NEW", multiple=True, help="Call a class so; several may become one. Repeatable."
-)
+@map_option
 @click.option("--skip-difficult", is_flag=True, help="Leave out objects marked difficult.")
 @click.option("--keep-unannotated", is_flag=True, help="Take images without annotation as background images.")
 @click.option("--strict", is_flag=True, help="What would be repaired or left out is an error: make nothing.")
@@ -91,18 +97,18 @@ def convert(app: App, /, *, ref: str, name: str, report: Path | None, **options:
     dsctl mount mask-yolo /mnt/mask-yolo && yolo train data=/mnt/mask-yolo/data.yaml
     """
     options["classes"] = api.read_classes(options["classes"]) if options["classes"] else None
-    options["rename"] = _renaming(options["rename"])
+    options["rename"] = renaming(options["rename"])
+    make = partial(api.convert, ref, name=name, settings=app.settings, **options)
+    run_conversion(app, f"converting {ref}", make, report)
+
+
+def run_conversion(app: App, what: str, make: Callable[..., api.Conversion], report: Path | None) -> None:
+    """Make a snapshot, given a function of `progress`, and print what was done; all of it goes into `report`."""
     if report is not None:
         _expect_writable(report)
-    with app.out.progress(f"converting {ref}") as bar:
+    with app.out.progress(what) as bar:
         try:
-            done = api.convert(
-                ref,
-                name=name,
-                settings=app.settings,
-                progress=lambda what, count, total: bar.update(f"{what} {count:,} images", count, total),
-                **options,
-            )
+            done = make(progress=lambda what, count, total: bar.update(f"{what} {count:,} images", count, total))
         except ConversionError as exc:
             problems = {"problems": [problem._asdict() for problem in exc.problems]}
             if report is not None:
@@ -127,7 +133,8 @@ def convert(app: App, /, *, ref: str, name: str, report: Path | None, **options:
     _show_problems(app, counts.problems, report)
 
 
-def _renaming(given: Sequence[str]) -> dict[str, str]:
+def renaming(given: Sequence[str]) -> dict[str, str]:
+    """Return what `--map OLD=NEW`, several times, calls classes."""
     found: dict[str, str] = {}
     for text in given:
         old, _, new = text.partition("=")

@@ -224,3 +224,15 @@ def test_whatever_is_made_of_a_closed_data_set_is_as_closed(
         "inherited_from": ["faces"],
     }
     assert "inherited from faces" in dsctl("dataset", "access", name).out
+
+
+def test_a_merge_prints_what_a_conversion_does(faces: Path, dsctl: Dsctl) -> None:
+    assert dsctl("convert", "faces@v1", "--to", "yolo", "--as", "yolo", "--split", "none").code == 0
+    refused = dsctl("merge", "faces@v1", "yolo", "--as", "both", "--to", "coco")
+    assert (refused.code, "--split none" in refused.err) == (2, True)
+    done = dsctl(
+        "merge", "faces@v1", "yolo", "--split", "none", "--as", "both", "--to", "coco", "--map", "with_mask=mask"
+    )
+    assert (done.code, done.err) == (0, "")
+    assert done.out.startswith("both@")
+    assert "images    10 of 19\n" in done.out

@@ -1,0 +1,213 @@
+"""The snapshots that a conversion is made of, as one: mostly a single one, several for a merge.
+
+Used by the pipeline. An image that several snapshots have, by its bytes, is there once, with all its objects: at its
+place in the first of them. Those that one snapshot has twice stay. Memory is some hundred bytes an image of a merge,
+and a range of each table. One thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from typing import TYPE_CHECKING, NamedTuple
+
+from datacache.annotations.layout import text
+from datacache.annotations.model import FORMATS, Annotation, Box, Problem
+from datacache.annotations.shapes.outline import Skeleton
+from datacache.annotations.table.ranges import Row
+from datacache.annotations.table.table import LabelCount, Table
+from datacache.catalog.base import Catalog
+from datacache.conversion.index import Annotations, Progress, Reading, with_entries
+from datacache.conversion.model import Splits
+from datacache.core.errors import UsageError
+from datacache.manifest.model import Entry, Source
+from datacache.reader.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from datacache.conversion.contents import ImageContents
+
+_ROUNDED = 0.01
+"""Pixels: formats round sides that far, and no two objects are so near to each other."""
+
+
+class Found(NamedTuple):
+    """An image that can be used, and all that is said of it."""
+
+    row: Row
+    number: int
+    """Its row in the manifest."""
+    entry: Entry
+    """With its key, as it is in the result."""
+    annotations: Sequence[Annotation]
+    """Its own first, then those of snapshots that have it, too."""
+    splits: Splits
+    dataset: str
+    """The data set it is from, where there are several."""
+
+
+class Inputs:
+    """The snapshots of a conversion, with their tables."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        snapshots: Sequence[Snapshot],
+        reading: Reading,
+        splits: Splits | None,
+        *,
+        processes: int | None,
+        progress: Progress,
+    ) -> None:
+        """Read their annotations. `splits` are those that data sets bring, if None. `UsageError` where one brings
+        splits and another none; the store's errors."""
+        self._snapshots, self._progress = snapshots, progress
+        annotations = [Annotations(snapshot, catalog, reading) for snapshot in snapshots]
+        self.tables: list[Table] = [each.table(processes=processes, progress=progress) for each in annotations]
+        self.named = " and ".join(snapshot.record.ref for snapshot in snapshots)
+        self.splits: list[Splits] = [splits or _listed(each) for each in annotations]
+        self.split_names = tuple(dict.fromkeys(chain.from_iterable(its.names for its in self.splits)))
+        for snapshot, its in zip(snapshots, self.splits, strict=True):
+            if self.split_names and not its.names:
+                raise UsageError(
+                    f"{snapshot.record.ref} has no splits, and others have {', '.join(self.split_names)}",
+                    hint="Deal all images anew with --split train=0.8,val=0.2, or have no splits: --split none.",
+                )
+
+    def problems(self) -> Iterator[Problem]:
+        """Yield all that reading has found. Of several snapshots, files are named with theirs."""
+        for snapshot, table, its in zip(self._snapshots, self.tables, self.splits, strict=True):
+            where = f"{snapshot.record.ref}/" if len(self._snapshots) > 1 else ""
+            for problem in chain(table.problems(), its.listed.problems if its.listed is not None else ()):
+                yield problem._replace(file=where + problem.file)
+
+    def labels(self) -> list[LabelCount]:
+        """Return the labels of each table, one after the other."""
+        return list(chain.from_iterable(table.labels.values() for table in self.tables))
+
+    def classes(self) -> Iterator[str]:
+        """Yield the classes that the data sets list, in the order of their ids."""
+        return chain.from_iterable(table.meta.get("classes") or () for table in self.tables)
+
+    @property
+    def numbered(self) -> bool:
+        """Tell whether the labels of one are ids."""
+        return any(FORMATS[table.meta.get("format", "none")].numbered for table in self.tables)
+
+    def skeletons(self, rename: Mapping[str, str]) -> dict[str, Skeleton]:
+        """Return the skeletons of classes, as `rename` calls them. `UsageError` where one would have two."""
+        found: dict[str, Skeleton] = {}
+        for label, skeleton in chain.from_iterable(table.skeletons.items() for table in self.tables):
+            known = found.setdefault(rename.get(label, label), skeleton)
+            if known[:2] != skeleton[:2]:
+                raise UsageError(
+                    f"the class {rename.get(label, label)!r} would have two skeletons: {', '.join(known.names)}; and "
+                    f"{', '.join(skeleton.names)}",
+                    hint="Let one of the classes keep a name of its own.",
+                )
+        return found
+
+    def supercategories(self, rename: Mapping[str, str]) -> dict[str, str]:
+        """Return the groups that classes belong to, as `rename` calls these."""
+        known = (table.meta.get("supercategories", {}).items() for table in reversed(self.tables))
+        return {rename.get(label, label): name for label, name in chain.from_iterable(known)}
+
+    def images(self, source: Callable[[Source], int], problems: list[Problem]) -> Iterator[Found]:
+        """Yield the images that can be used, each once. `source` gives the sources of manifests their number in the
+        result."""
+        several = len(self._snapshots) > 1
+        contents: ImageContents | None = None
+        if several:
+            from datacache.conversion import contents as of_images  # with numpy
+
+            contents = of_images.ImageContents(self._snapshots, self._progress)
+        for number, (snapshot, table, splits) in enumerate(zip(self._snapshots, self.tables, self.splits, strict=True)):
+            manifest, repeats = snapshot.manifest, dict[str, list[str]]()
+            sources = [source(each) for each in manifest.root.sources]
+            prefixes = [each.prefix.encode("utf-8", "surrogateescape") for each in manifest.root.sources]
+            for row, at, entry in with_entries(manifest, table.rows()):
+                if splits.listed is not None:
+                    splits.listed.found(row.path.encode("utf-8", "surrogateescape"))
+                if row.annotation is None:
+                    continue
+                others = [] if contents is None else self._others(contents, number, at)
+                if others and others[0][0] < number:
+                    repeats.setdefault(self._snapshots[others[0][0]].record.ref, []).append(row.path)
+                    continue
+                key = entry.key if entry.key is not None else prefixes[entry.source] + entry.path
+                entered = entry._replace(key=key, source=sources[entry.source])
+                found = [row.annotation, *(annotation for _, annotation in others)]
+                yield Found(row, at, entered, found, splits, snapshot.record.dataset if several else "")
+            for first, paths in repeats.items():
+                message = f"{len(paths):,} image(s), this one first, are in {first}, too: each is there once"
+                problems.append(
+                    Problem("image-repeated", "noted", f"{snapshot.record.ref}/{paths[0]}", 0, message),
+                )
+
+    def _others(self, contents: ImageContents, number: int, row: int) -> list[tuple[int, Annotation]]:
+        """Return what other snapshots say of an image, and their numbers, in their order."""
+        found = []
+        for of, at in contents.same(number, row):
+            if of != number:
+                other = self.tables[of].row(text(self._snapshots[of].manifest.path(at)))
+                if other is not None and other.annotation is not None:
+                    found.append((of, other.annotation))
+        return found
+
+
+def _listed(annotations: Annotations) -> Splits:
+    listed = annotations.splits()
+    return Splits(names=listed.names, listed=listed)
+
+
+def joined(found: Sequence[Annotation]) -> Annotation:
+    """Return all that several annotations say of one image. The same object counts once: one of the same class whose
+    box is the same but for rounding."""
+    first, *others = found
+    if not others:
+        return first
+    boxes = list(first.boxes)
+    for other in others:
+        for box in other.boxes:
+            at = next((n for n, known in enumerate(boxes) if _same(known, box)), None)
+            if at is None:
+                boxes.append(box)
+            elif boxes[at].extra is None:
+                boxes[at] = boxes[at]._replace(extra=box.extra)
+    return first._replace(
+        boxes=tuple(boxes),
+        labels=_each_once(each.labels for each in found),
+        captions=_each_once(each.captions for each in found),
+        source=next((each.source for each in found if each.source), ""),
+    )
+
+
+def _same(one: Box, other: Box) -> bool:
+    return one.label == other.label and all(abs(a - b) < _ROUNDED for a, b in zip(one[1:5], other[1:5], strict=True))
+
+
+def _each_once(texts: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(chain.from_iterable(texts)))
+
+
+def own_target(tables: Sequence[Table]) -> str:
+    """Return the format that tables are written in, so that they lose nothing. `UsageError` where they differ."""
+    found = {_target_of(table) for table in tables if table.meta.get("format", "none") != "none"}
+    if len(found) == 1:
+        return found.pop()
+    raise UsageError(
+        f"the annotations are in several formats ({', '.join(sorted(found))})" if found else "there are no annotations",
+        hint="Say in which the result shall be: --to coco, for one.",
+    )
+
+
+def _target_of(table: Table) -> str:
+    """Return the target of a table. A YOLO file may hold several kinds of labels, and its targets hold one."""
+    format: str = table.meta["format"]
+    if not format.startswith("yolo"):
+        return format
+    kinds = {"keypoints": "yolo-pose", "rotated": "yolo-obb", "polygons": "yolo-segment"}
+    for _, summary in table.summaries():
+        for kind, target in kinds.items():
+            if any(summary.shaped(kind)):
+                return target
+    return "yolo"

@@ -1,0 +1,43 @@
+"""`dsctl merge`: several data sets as one, with their classes brought together.
+
+`--json` and reports are as those of `dsctl convert`.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+
+from datacache import api
+from dataset_cli.app import FILE, App, DatasetName, SnapshotRef, command, naming_options, reading_options
+from dataset_cli.commands.convert import FORMATS, map_option, renaming, run_conversion, split_options
+
+
+@command()
+@click.argument("refs", metavar="REF REF...", type=SnapshotRef(), nargs=-1, required=True)
+@click.option(
+    "--as", "name", required=True, type=DatasetName(), help="Name of the new dataset, or of its next version."
+)
+@click.option("--to", "to", type=click.Choice(FORMATS), help="The format of the annotations (default: theirs).")
+@split_options
+@map_option
+@click.option("--strict", is_flag=True, help="What would be repaired or left out is an error: make nothing.")
+@reading_options
+@naming_options()
+@click.option("--report", type=FILE, help="Write the whole report here, as JSON.")
+@click.option("--processes", type=click.IntRange(1), help="How many (default: one a processor).")
+def merge(app: App, /, *, refs: tuple[str, ...], report: Path | None, **options: Any) -> None:
+    """Make one snapshot of several, with their images and annotations.
+
+    No image is copied. An image that several have is there once, with all its objects. Classes of one name are one
+    class; those that differ in spelling alone are listed, and --map brings them together.
+
+    \b
+    dsctl merge mask@v1 street@v3 --as faces --map No_Mask=no_mask
+    """
+    options["rename"] = renaming(options["rename"])
+    make = partial(api.merge, refs, settings=app.settings, **options)
+    run_conversion(app, f"merging {', '.join(refs)}", make, report)

@@ -1,0 +1,192 @@
+"""Merges: several data sets as one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+import datacache
+from datacache.conversion.contents import ImageContents
+from datacache.conversion.pipeline import Conversion
+from datacache.core.errors import ConversionError, UsageError
+from datacache.reader.snapshot import Snapshot
+from datacache.settings import Settings
+from tests.promises import promise
+
+Files = Callable[[str], dict[str, bytes]]
+Objects = list[tuple[str, int]]
+Merge = Callable[..., Conversion]
+OBJECT = "<object><name>{}</name><bndbox><xmin>{}</xmin><ymin>8</ymin><xmax>{}</xmax><ymax>24</ymax></bndbox></object>"
+
+
+@pytest.fixture
+def data_set(tmp_path: Path, settings: Settings) -> Callable[..., str]:
+    """Makes a data set of Pascal VOC: of each image its colour, and the label and left side of its objects."""
+
+    def made(name: str, images: Mapping[str, tuple[int, Objects]], splits: Mapping[str, str] | None = None) -> str:
+        folder = tmp_path / name
+        for kind in ("JPEGImages", "Annotations", "ImageSets/Main"):
+            (folder / kind).mkdir(parents=True, exist_ok=True)
+        for stem, (colour, objects) in images.items():
+            # Bitmaps are as large as each other, so sizes tell nothing.
+            Image.new("RGB", (64, 48), (colour, 99, 200)).save(folder / "JPEGImages" / f"{stem}.bmp")
+            xml = "".join(OBJECT.format(label, x, x + 10) for label, x in objects)
+            size = "<size><width>64</width><height>48</height></size>"
+            (folder / "Annotations" / f"{stem}.xml").write_text(f"<annotation>{size}{xml}</annotation>")
+        for split, names in (splits or {}).items():
+            (folder / "ImageSets" / "Main" / f"{split}.txt").write_text(names.replace(" ", "\n"))
+        return datacache.create_snapshot(name, folder.as_uri(), settings=settings).ref
+
+    return made
+
+
+@pytest.fixture
+def merge(settings: Settings) -> Merge:
+    def run(*refs: str, name: str = "all", **options: object) -> Conversion:
+        return datacache.merge(refs, name=name, settings=settings, **options)  # type: ignore[arg-type]
+
+    return run
+
+
+@pytest.fixture
+def objects(settings: Settings) -> Callable[[str], dict[str, list[str]]]:
+    """The labels of each image."""
+
+    def read(ref: str) -> dict[str, list[str]]:
+        with datacache.open_annotations(ref, settings=settings) as (_, table):
+            return {row.path: [box.label for box in row.annotation.boxes] for row in table.rows() if row.annotation}
+
+    return read
+
+
+@promise("A merge copies no image, and has one that several data sets have once")
+def test_images_come_by_reference_and_the_same_one_is_there_once_with_all_objects(
+    data_set: Callable[..., str], merge: Merge, objects: Callable[..., object], opened: Callable[[str], Snapshot]
+) -> None:
+    first = data_set("one", {"a": (1, [("cat", 2)]), "b": (2, [("dog", 2)])})
+    second = data_set("two", {"x": (2, [("dog", 2), ("cat", 30)]), "y": (3, [("cow", 5)])})
+    done = merge(first, second)
+    assert objects(done.record.ref) == {
+        "JPEGImages/a.bmp": ["cat"],
+        "JPEGImages/b.bmp": ["dog", "cat"],
+        "JPEGImages/y.bmp": ["cow"],
+    }
+    assert done.report.counts == {"image-repeated": 1}
+    assert done.report.problems[0].file == f"{second}/JPEGImages/x.bmp"
+    with opened(first) as one, opened(second) as two, opened(done.record.ref) as result:
+        assert result.object_ref("JPEGImages/b.bmp") == one.object_ref("JPEGImages/b.bmp")
+        assert result.object_ref("JPEGImages/y.bmp") == two.object_ref("JPEGImages/y.bmp")
+        assert result.record.lineage is not None
+        assert result.record.lineage.command == "merge"
+        assert result.record.lineage.inputs == (one.ref, two.ref)
+        assert result.record.lineage.parameters == {
+            "to": "voc",
+            "classes": ["cat", "cow", "dog"],
+            "keep_unannotated": True,
+        }
+    assert merge(first, second).record.ref == done.record.ref
+
+
+def test_paths_that_collide_lie_below_the_name_of_their_data_set(
+    data_set: Callable[..., str], merge: Merge, objects: Callable[..., object]
+) -> None:
+    sets = [data_set(name, {"a": (n, [(name, 2)])}) for n, name in enumerate(("one", "two", "three"))]
+    done = merge(*sets)
+    found = {"JPEGImages/a.bmp": ["one"], "JPEGImages/two/a.bmp": ["two"], "JPEGImages/three/a.bmp": ["three"]}
+    assert objects(done.record.ref) == dict(sorted(found.items()))
+    assert [problem[:3] for problem in done.report.problems] == [("image-renamed", "noted", "JPEGImages/a.bmp")] * 2
+
+
+def test_classes_are_brought_together_by_name_and_spelled_variants_are_listed(
+    data_set: Callable[..., str], merge: Merge, files: Files, settings: Settings
+) -> None:
+    first = data_set("one", {"a": (1, [("no_mask", 2)]), "b": (2, [("mask", 2)])})
+    second = data_set("two", {"c": (1, [("No mask", 2)]), "d": (3, [("mask", 2), ("hat", 20)])})
+    yolo = datacache.convert(second, to="yolo", name="yolo", settings=settings).record.ref
+    done = merge(first, yolo, to="yolo")
+    assert [problem.message for problem in done.report.problems if problem.code == "class-spelling"] == [
+        "the classes 'No mask', 'no_mask' differ in their spelling alone; --map makes them one"
+    ]
+    assert sorted(done.report.classes) == ["No mask", "hat", "mask", "no_mask"]
+    done = merge(first, yolo, to="yolo", name="mapped", rename={"No mask": "no_mask"})
+    got = files(done.record.ref)
+    assert b"No mask" not in got["data.yaml"]
+    assert len(got["labels/a.txt"].splitlines()) == 1, "the same object counts once where the map makes its class one"
+
+
+def test_data_sets_of_several_formats_need_a_format(
+    data_set: Callable[..., str], merge: Merge, settings: Settings, files: Files
+) -> None:
+    first = data_set("one", {"a": (1, [("cat", 2)])})
+    coco = datacache.convert(data_set("two", {"b": (2, [("dog", 2)])}), to="coco", name="coco", settings=settings)
+    with pytest.raises(UsageError, match=r"several formats \(coco, voc\)"):
+        merge(first, coco.record.ref)
+    found = json.loads(files(merge(first, coco.record.ref, to="coco").record.ref)["annotations/instances.json"])
+    assert [image["file_name"] for image in found["images"]] == ["a.bmp", "b.bmp"]
+    with pytest.raises(UsageError, match="fewer than two"):
+        merge(first)
+
+
+def test_splits_stay_where_all_have_some_and_are_dealt_anew_where_they_are_asked_for(
+    data_set: Callable[..., str], merge: Merge
+) -> None:
+    first = data_set("one", {"a": (1, [("x", 2)]), "b": (2, [("x", 2)])}, {"train": "a", "val": "b"})
+    second = data_set("two", {"c": (2, [("x", 9)]), "d": (3, [("x", 2)])}, {"train": "c d"})
+    assert merge(first, second).report.splits == {"train": 2, "val": 1}, "an image in both is where the first has it"
+    third = data_set("three", {"e": (4, [("x", 2)])})
+    with pytest.raises(UsageError, match="has no splits, and others have train, val"):
+        merge(first, third, name="more")
+    assert sum(merge(first, third, name="more", split="train=0.5,val=0.5").report.splits.values()) == 3
+    assert merge(first, third, name="more", split="none").report.splits == {}
+
+
+def test_what_is_wrong_names_its_data_set_and_an_image_without_annotation_stays(
+    data_set: Callable[..., str], merge: Merge, tmp_path: Path, settings: Settings
+) -> None:
+    first = data_set("one", {"a": (1, [("x", 2)])})
+    data_set("two", {"b": (2, [("x", 2), ("x", 99)]), "c": (3, [])})
+    (tmp_path / "two" / "Annotations" / "c.xml").unlink()
+    second = datacache.create_snapshot("two", (tmp_path / "two").as_uri(), settings=settings).ref
+    done = merge(first, second)
+    assert [problem[:3] for problem in done.report.problems] == [
+        ("image-unannotated", "noted", "JPEGImages/c.bmp"),
+        ("box-outside", "skipped", f"{second}/Annotations/b.xml"),
+    ]
+    with pytest.raises(ConversionError, match="--strict allows none"):
+        merge(first, second, strict=True)
+
+
+def test_a_format_with_several_kinds_of_labels_keeps_the_kind(
+    tmp_path: Path, merge: Merge, settings: Settings, files: Files
+) -> None:
+    refs = []
+    for number, name in enumerate(("one", "two")):
+        folder = tmp_path / name
+        folder.mkdir()
+        Image.new("RGB", (64, 48), (number, 0, 0)).save(folder / f"{name}.png")
+        (folder / f"{name}.txt").write_text("0 0.1 0.1 0.5 0.1 0.5 0.5\n")
+        refs.append(datacache.create_snapshot(name, folder.as_uri(), settings=settings).ref)
+    done = merge(*refs)
+    assert done.record.lineage is not None
+    assert done.record.lineage.parameters["to"] == "yolo-segment"
+    assert files(done.record.ref)["labels/one.txt"] == b"0 0.100000 0.100000 0.500000 0.100000 0.500000 0.500000\n"
+
+
+def test_images_are_the_same_by_their_bytes_wherever_they_lie(
+    tmp_path: Path, settings: Settings, opened: Callable[[str], Snapshot]
+) -> None:
+    folder = tmp_path / "some"
+    folder.mkdir()
+    for name, data in {"a": b"12345", "b": b"54321", "c": b"12345", "d": b"1234"}.items():
+        (folder / f"{name}.jpg").write_bytes(data)
+    plain = datacache.create_snapshot("plain", folder.as_uri(), settings=settings).ref
+    copies = {"copy": True, "objects": (tmp_path / "objects").as_uri()}
+    copy = datacache.create_snapshot("copy", folder.as_uri(), settings=settings, **copies).ref  # type: ignore[arg-type]
+    with opened(plain) as one, opened(copy) as two:
+        found = ImageContents([one, two])
+        assert sorted(found.groups()) == [[(0, 0), (0, 2), (1, 0), (1, 2)], [(0, 1), (1, 1)], [(0, 3), (1, 3)]]
+        assert found.same(1, 1) == [(0, 1), (1, 1)]
