@@ -14,6 +14,7 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 from datacache.annotations.classes import read_classes, read_data_yaml, read_pose
+from datacache.annotations.formats.mask_images import VOC_CLASSES, MaskClasses, parse_label_map
 from datacache.annotations.formats.metadata import NAME as METADATA
 from datacache.annotations.formats.values import parse_number
 from datacache.annotations.model import FORMATS, Problem
@@ -24,6 +25,7 @@ from datacache.annotations.pairing import (
     is_class_folder,
     is_data,
     is_image,
+    is_mask_image,
     is_split_list,
     split_of_name,
     without_extension,
@@ -123,6 +125,10 @@ class Layout:
     """The splits that folders are named after: `images/train` and so on."""
     image_folders: tuple[bytes, ...] = field(default=(), repr=False)
     """The first folders with images, in byte order."""
+    masks: bool = False
+    """There are VOC's images of masks."""
+    label_map: bytes | None = None
+    """`labelmap.txt`, which says the classes of these."""
     no_data: int = 0
     """The number of files that are passed over by their names."""
     first_no_data: bytes = b""
@@ -179,7 +185,8 @@ def detect(manifest: Manifest, read: Read, *, format: str | None = None) -> Layo
                 f"the snapshot has annotations in several formats: {shown}",
                 hint=f"Choose one with --format {'|'.join(found)}",
             )
-        format = next(iter(found), "folders" if seen.has_class_folders() else "none")
+        usual = "voc" if seen.masks.count else "folders" if seen.has_class_folders() else "none"
+        format = next(iter(found), usual)
     elif format != "none" and not seen.counts(sure=False)[format]:
         raise UsageError(f"the snapshot has no annotations in the format {format}; it has {seen}")
     return seen.layout(format)
@@ -215,6 +222,14 @@ def read_class_list(read: Read, layout: Layout, given: Sequence[str] | None = No
     return ClassList((), problems=(Problem("classes-missing", "noted", "", 0, message),))
 
 
+def read_mask_classes(read: Read, layout: Layout) -> MaskClasses:
+    """Read the classes of VOC's images of masks: of `labelmap.txt`, else of `classes.txt`, else the challenge's."""
+    if layout.label_map is not None:
+        return parse_label_map(read(layout.label_map))
+    listed = layout.class_lists[:1] if layout.masks else ()
+    return MaskClasses(("", *(read_classes(read(listed[0]), text(listed[0])) if listed else VOC_CLASSES)))
+
+
 def text(path: bytes) -> str:
     """Return a path as text, for messages and for `Draft.file`."""
     return path.decode("utf-8", "surrogateescape")
@@ -242,7 +257,10 @@ class _Seen:
         self.class_lists: list[bytes] = []
         self.yamls: list[bytes] = []
         self.no_data = _Sample()
-        """Files that are passed over: those that systems and tools leave behind, and masks."""
+        """Files that are passed over: those that systems and tools leave behind."""
+        self.masks = _Sample()
+        """Images of masks, which are passed over in formats that have none."""
+        self.label_maps: list[bytes] = []
         folder = None
         for path in manifest.paths():
             if is_image(path):
@@ -257,7 +275,8 @@ class _Seen:
                     if len(self._classes) < 2 or not name:
                         self._classes.add(name)
             elif not path.endswith(b"/"):
-                self._note(path) if is_data(path) else self.no_data.add(path)
+                other = self.masks if is_mask_image(path) else self.no_data
+                self._note(path) if is_data(path) else other.add(path)
         self.split_folders.discard("")
         few = self.texts.paths if self.texts.count <= _FEW else []
         lists = [path for path in sorted((*self.split_texts, *few)) if not self._images_of(path)]
@@ -285,6 +304,8 @@ class _Seen:
     def layout(self, format: str) -> Layout:
         """Return all that is known, as far as it concerns a format."""
         lists = _LISTS[format](self) if format in _LISTS else []
+        masks = format == "voc" and self.masks.count > 0
+        passed = [*self.no_data.paths[:1], *(() if masks else self.masks.paths[:1])]
         return Layout(
             format=format,
             images=self.images,
@@ -296,8 +317,10 @@ class _Seen:
             image_lists=tuple(self._image_lists),
             split_folders=frozenset(self.split_folders if "train" in self.split_folders else ()),
             image_folders=tuple(self.image_folders),
-            no_data=self.no_data.count,
-            first_no_data=self.no_data.paths[0] if self.no_data.paths else b"",
+            masks=masks,
+            label_map=next(iter(_nearest(self.label_maps)), None),
+            no_data=self.no_data.count + (0 if masks else self.masks.count),
+            first_no_data=min(passed, default=b""),
         )
 
     def _note(self, path: bytes) -> None:
@@ -306,6 +329,8 @@ class _Seen:
         extension = name[name.rfind(b".") :]
         if name == METADATA:
             _keep(self.metadata, path)
+        elif name == b"labelmap.txt":
+            _keep(self.label_maps, path)
         elif _CLASS_LIST.search(name):
             _keep(self.class_lists, path)
         elif extension == b".xml":
@@ -328,7 +353,7 @@ class _Seen:
         """Return, for each format with a file an image, how many there may be and how to look whether they are."""
         return {
             "labelme": (self.json.count, _Seen._has_labelme),
-            "voc": (self.xml.count, _Seen._has_voc),
+            "voc": (self.xml.count or self.masks.count, _Seen._has_voc),
             "yolo": (self._labels, _Seen._has_yolo),
             "yolo-obb": (self._labels, lambda _: False),  # nothing tells it from polygons
         }
@@ -419,7 +444,8 @@ def _image_sets(paths: Sequence[bytes]) -> tuple[bytes, ...]:
     """The lists of splits among the files of `ImageSets`: not those of single classes, nor of other tasks."""
     lists = [path for path in paths if split_of_name(without_extension(path).rpartition(b"/")[2])]
     main = [path for path in lists if path.lower().split(b"/")[-2:-1] == [b"main"]]
-    return tuple(main or [path for path in lists if path.lower().split(b"/")[-2:-1] == [b"imagesets"]])
+    other = [path for path in lists if path.lower().split(b"/")[-2:-1] == [b"segmentation"]]
+    return tuple(main or other or [path for path in lists if path.lower().split(b"/")[-2:-1] == [b"imagesets"]])
 
 
 def _same(lists: Sequence[tuple[bytes, tuple[str, ...]]]) -> tuple[str, ...]:

@@ -84,6 +84,8 @@ _IMAGE: Final = frozenset(
 _NO_DATA: Final = re.compile(
     rb"(?:^|/)(?:\._|__MACOSX/|@eaDir/|\.ipynb_checkpoints/|\.Trash|Segmentation(?:Class|Object)(?:Raw|Aug)?/)"
 )
+_MASKS: Final = re.compile(rb"(?:^|/)Segmentation(?:Class|Object)/.*\.png$", re.IGNORECASE)
+_MASK_FOLDERS: Final = b"SegmentationClass", b"SegmentationObject"
 _FOLDERS_KEPT: Final = 100_000
 T = TypeVar("T")
 
@@ -105,6 +107,19 @@ _AFTER_SLASH: Final = b"0"
 def is_data(path: bytes) -> bool:
     """Tell whether it is a file of the data set, and nothing an operating system left there."""
     return _NO_DATA.search(path) is None
+
+
+def is_mask_image(path: bytes) -> bool:
+    """Tell whether it is one of VOC's images of masks."""
+    return path[-4:].lower() == b".png" and _MASKS.search(path) is not None
+
+
+def mask_images(image: bytes) -> Iterator[tuple[bytes, ...]]:
+    """Yield where VOC's masks of an image may be, the likeliest first: of classes and of objects."""
+    folder, stem, _ = _split(image)
+    places = (tuple(_renamed(folder, _IMAGE_FOLDERS, (name,))) for name in _MASK_FOLDERS)
+    for both in zip(*places, strict=True):
+        yield tuple(place + stem + b".png" for place in both)
 
 
 def is_image(path: bytes) -> bool:

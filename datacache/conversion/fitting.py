@@ -90,7 +90,8 @@ class _Fitting:
         if isinstance(outline, Rotated):
             if "rotated" in holds:
                 return outline
-            self.say("rotation-outlined", "the rotated boxes{of} became polygons", line)
+            if "polygon" in holds:
+                self.say("rotation-outlined", "the rotated boxes{of} became polygons", line)
             outline = Polygon(outline.corners)
         if isinstance(outline, Mask):
             if "mask" in holds:
@@ -102,16 +103,21 @@ class _Fitting:
             outline = trace(outline)
         if not outline.points:
             return None
+        if "mask" in holds and ("polygon" not in holds or (outline.holes and "holes" not in holds)):
+            from datacache.annotations.shapes.mask import fill
+
+            try:
+                mask = fill(outline, self._width, self._height)
+            except ValueError:  # its edges are too long to be filled
+                self.say("polygon-boxed", "the polygons{of} became their boxes", line)
+                return None
+            self.say("polygon-masked", "the outlines{of} became masks", line)
+            return mask
         if "polygon" not in holds:
             from datacache.annotations.shapes.clip import smallest_rectangle
 
             self.say("outline-rotated", "the outlines{of} became the smallest rectangles around them", line)
             return smallest_rectangle(outline.points)
-        if outline.holes and "holes" not in holds and "mask" in holds:
-            from datacache.annotations.shapes.mask import fill
-
-            self.say("polygon-masked", "the polygons with holes{of} became masks", line)
-            return fill(outline, self._width, self._height)
         if (outline.holes and "holes" not in holds) or (outline.ends and "rings" not in holds):
             self.say("rings-joined", "the rings of the polygons{of} were joined to one", line)
             return Polygon(_joined([ring for ring, _ in rings(outline)]))

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from datacache.annotations.check import check
 from datacache.annotations.formats import labelme, voc, yolo
+from datacache.annotations.formats.mask_images import add_masks
 from datacache.annotations.image_header import ImageHeader, read_header
 from datacache.annotations.layout import text
 from datacache.annotations.model import (
@@ -199,7 +200,8 @@ def _ranges(source: AnnotationSource, reading: Reading) -> Iterator[_Task]:
     key = blake2b(start, digest_size=KEY_BYTES)
     for item in source.images():
         path = _encode(item.path)
-        for name, part in ((path, item.image), (_encode(item.file), item.annotation)):
+        masks = ((_encode(item.mask_file), part) for part in item.masks)
+        for name, part in ((path, item.image), (_encode(item.file), item.annotation), *masks):
             if part is not None:
                 key.update(b"%d %s%s" % (len(name), name, part.object))
         if item.rivals or item.draft:
@@ -222,14 +224,14 @@ class _Reader:
         self._files = Files(snapshot)
         self._origin, self._decode = reading.origin, reading.decode
         self._format, self._classes, self._pose = source.format, source.classes, source.pose
-        self._rotated = source.rotated
+        self._rotated, self._mask_classes = source.rotated, source.mask_classes
         self._sized = FORMATS[source.format].sized
         self._trust = reading.trust_sizes and self._sized
 
     def work(self, task: _Task) -> EncodedRange:
         """Return the rows of a range."""
-        parts = [part for item in task.items for part in (self._image(item), item.annotation) if part is not None]
-        data = self._files.read(parts)
+        each = ((self._image(item), item.annotation, *item.masks) for item in task.items)
+        data = self._files.read(part for parts in each for part in parts if part is not None)
         rows = [self._row(item, data) for item in task.items]
         self._files.done()
         return encode_range(rows, task.key)
@@ -249,10 +251,18 @@ class _Reader:
         image = self._image(item)
         header = None if image is None else self._header(next(data), item, problems)
         raw = None if item.annotation is None else next(data)
+        masks = [None if part is None else bytes(next(data)) for part in item.masks]
         if image is not None and header is None:
             return Row(None, item.path, tuple(problems))
         found: list[Problem] = []
         draft = self._draft(item, raw, header, found)
+        if self._mask_classes and any(masks) and (raw is None or draft is not None):
+            # Objects that the XML has and we have not would move the places of those behind them.
+            by_place = not any(problem.action == "skipped" for problem in found)
+            draft, more = add_masks(
+                draft or Draft(item.mask_file), masks, item.mask_file, self._mask_classes, by_place=by_place
+            )
+            found += more
         problems += found
         if draft is None:
             if not found and header is None:  # sizes were to be trusted, and the annotation is of another image

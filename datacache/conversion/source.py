@@ -26,7 +26,7 @@ from datacache.annotations.check import same_object
 from datacache.annotations.formats import coco, cvat, keras_yolo, metadata
 from datacache.annotations.formats.metadata import is_metadata
 from datacache.annotations.image_header import HEAD_BYTES, TAIL_BYTES
-from datacache.annotations.layout import Layout, detect, read_class_list, text
+from datacache.annotations.layout import Layout, detect, read_class_list, read_mask_classes, text
 from datacache.annotations.model import FORMATS, Box, Draft, DraftFile, Problem, quote, unusable_file
 from datacache.annotations.pairing import (
     Pairing,
@@ -35,6 +35,8 @@ from datacache.annotations.pairing import (
     folder_split,
     image_folders,
     is_image,
+    is_mask_image,
+    mask_images,
     pair_leftovers,
 )
 from datacache.annotations.shapes.outline import NOTHING, Skeleton
@@ -332,6 +334,10 @@ class Item(NamedTuple):
     """The images that the annotation fits, where they are several."""
     draft: Said | None = None
     """A shared file's part of the annotation: all, or beside an annotation of its own the labels of the whole image."""
+    masks: tuple[Part | None, ...] = ()
+    """VOC's images of classes and of objects, where there is one of them."""
+    mask_file: str = ""
+    """The path of the last one."""
 
 
 class AnnotationSource:
@@ -346,6 +352,7 @@ class AnnotationSource:
         found = read_class_list(self.read, self.layout, classes)
         self.classes, self.pose, rotated, problems, self.classes_given = found
         self.rotated = rotated or self.format == "yolo-obb"
+        self.mask_classes = read_mask_classes(self.read, self.layout) if self.layout.masks else None
         named = self.pose is not None and self.pose.names
         self.skeletons: dict[str, Skeleton] = dict.fromkeys(self.classes, self.pose) if self.pose and named else {}
         self.supercategories: dict[str, str] = {}
@@ -359,7 +366,7 @@ class AnnotationSource:
 
     def fingerprint(self) -> bytes:
         """Return what, besides an image and its own annotation, decides how the annotation is read."""
-        return repr((self.format, self.classes, self.pose, self.rotated)).encode()
+        return repr((self.format, self.classes, self.pose, self.rotated, self.mask_classes)).encode()
 
     def images(self) -> Iterator[Item]:
         """Yield all images in the order of their paths."""
@@ -387,6 +394,8 @@ class AnnotationSource:
                 annotations.append(_NONE if row is None else row)
                 if row is not None:
                     claims[row] = min(2, claims[row] + 1)
+                for mask in self._masks(image):
+                    claims[mask or 0] |= mask is not None
         self._pair_leftovers(pairing, annotations, claims)
         at = 0
         for row, entry in enumerate(manifest.entries()):
@@ -397,10 +406,26 @@ class AnnotationSource:
                     other = manifest.entry(annotation)
                     rivals = pairing.images_of(other.path) if claims[annotation] > 1 else ()
                     item = item._replace(annotation=self._part(annotation, other), file=text(other.path), rivals=rivals)
+                masks = self._masks(entry.path)
+                if masks:
+                    entries = [None if found is None else (found, manifest.entry(found)) for found in masks]
+                    parts = tuple(None if pair is None else self._part(*pair) for pair in entries)
+                    last = max(pair[1].path for pair in entries if pair is not None)
+                    item = item._replace(masks=parts, mask_file=text(last))
                 yield item
-            elif not claims[row] and self.layout.is_annotation(entry.path):
+            elif not claims[row] and (
+                self.layout.is_annotation(entry.path) or (self.layout.masks and is_mask_image(entry.path))
+            ):
                 message = "there is no image for this annotation; it is left out"
                 self.problems.append(Problem("annotation-without-image", "skipped", text(entry.path), 0, message))
+
+    def _masks(self, image: bytes) -> tuple[int | None, ...]:
+        """Return the rows of an image's masks; () where it has none."""
+        for both in mask_images(image) if self.layout.masks else ():
+            rows = tuple(map(self._manifest.find, both))
+            if any(row is not None for row in rows):
+                return rows
+        return ()
 
     def _pair_leftovers(self, pairing: Pairing, annotations: array[int], claims: bytearray) -> None:
         """Bring together what only its name brings together: annotations exported from a tool lie anywhere. Not those

@@ -13,7 +13,7 @@ from typing import Any
 
 from datacache.annotations.formats.metadata import is_metadata
 from datacache.annotations.layout import text
-from datacache.annotations.pairing import is_image
+from datacache.annotations.pairing import is_image, is_mask_image, mask_images
 from datacache.annotations.split_lists import cut_down
 from datacache.annotations.table.ranges import Row
 from datacache.catalog.base import Catalog
@@ -88,10 +88,11 @@ def _entries(source: AnnotationSource, snapshot: Snapshot, rows: Collection[Row]
     images = {_encode(row.path) for row in rows}
     annotations = {_encode(row.annotation.source) for row in rows if row.annotation is not None}
     named = NamedImages(manifest, layout)
+    masks = {path for image in images if layout.masks for both in mask_images(image) for path in both}
     lists = frozenset((*layout.image_sets, *layout.image_lists))
     for entry in manifest.entries():
         path = entry.path
-        if entry.is_folder_link:
+        if entry.is_folder_link or (layout.masks and is_mask_image(path) and path not in masks):
             continue
         if path in lists:
             yield from files.add(text(path), cut_down(source.read(path), images), entry.mtime_ns)

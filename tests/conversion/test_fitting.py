@@ -32,8 +32,11 @@ MASK = encode(np.ones((3, 4), bool), 5, 6, 30, 30)
 TURNED = Rotated(pack((6, 2, 10, 6, 6, 10, 2, 6)))
 POINTS = Keypoints(pack((3, 3, 4, 4)), b"\2\0")
 SEGMENT, OBB, POSE, COCO, BOXES = (
-    TARGETS[name].holds for name in ("yolo-segment", "yolo-obb", "yolo-pose", "coco", "voc")
+    TARGETS[name].holds for name in ("yolo-segment", "yolo-obb", "yolo-pose", "coco", "yolo")
 )  # type: ignore[attr-defined]
+
+
+MASKS: frozenset[str] = TARGETS["voc"].holds  # type: ignore[attr-defined]
 
 
 def fitted(holds: frozenset[str], *extras: Extra, **more: Any) -> tuple[list[Extra | None], list[tuple[str, str]]]:
@@ -56,6 +59,7 @@ def fitted(holds: frozenset[str], *extras: Extra, **more: Any) -> tuple[list[Ext
         (BOXES, Extra(track=3), "details-left-out"),
         (BOXES, Extra(score=0.5), "details-left-out"),
         (COCO, Extra(group=0, author="me"), "details-left-out"),
+        (MASKS, Extra(Polygon(pack((0, 0, 30, 1) * 14_000))), "polygon-boxed"),
     ],
 )
 def test_what_has_no_counterpart_is_left_out(holds: frozenset[str], extra: Extra, code: str) -> None:
@@ -70,6 +74,7 @@ def test_what_has_no_counterpart_is_left_out(holds: frozenset[str], extra: Extra
         (POSE, Extra(keypoints=POINTS)),
         (COCO, Extra(APART, POINTS, score=0.5, area=3.0)),
         (COCO, Extra(MASK)),
+        (MASKS, Extra(MASK)),
     ],
 )
 def test_what_is_held_is_left_as_it_is(holds: frozenset[str], extra: Extra) -> None:
@@ -78,6 +83,9 @@ def test_what_is_held_is_left_as_it_is(holds: frozenset[str], extra: Extra) -> N
 
 def test_an_outline_becomes_the_nearest_thing_that_is_held() -> None:
     assert fitted(SEGMENT, Extra(TURNED)) == ([Extra(Polygon(TURNED.corners))], [("rotation-outlined", "changed")])
+    for outline in (HOLED, APART, TURNED):
+        filled = fill(Polygon(TURNED.corners) if outline is TURNED else outline, 30, 30)  # type: ignore[arg-type]
+        assert fitted(MASKS, Extra(outline)) == ([Extra(filled)], [("polygon-masked", "changed")])
     assert fitted(COCO, Extra(HOLED)) == ([Extra(fill(HOLED, 30, 30))], [("polygon-masked", "changed")])
     assert fitted(POSE, Extra(APART, POINTS)) == ([Extra(keypoints=POINTS)], [("polygon-boxed", "changed")])
     (traced,), problems = fitted(SEGMENT, Extra(MASK))
@@ -216,7 +224,7 @@ def test_the_targets_of_yolo_each_have_their_kind(
     assert content["kpt_names"] == {0: ["left_eye", "right_eye"]}
     found = files(convert(persons, "yolo-obb").record.ref)
     assert {len(found[f"labels/train/{name}.txt"].split()) for name in "ab"} == {9}
-    again = convert(persons, "voc")
+    again = convert(persons, "yolo")
     assert {p.code for p in again.report.problems if p.action == "changed"} == {
         "polygon-boxed",
         "mask-boxed",
@@ -240,6 +248,68 @@ def test_what_one_writes_the_next_reads(
         assert files(again) == files(first)
         back = api.convert(first, to="coco", name=f"back-{to}", settings=settings).record.ref
         assert len(json.loads(files(back)["annotations/instances_train.json"])["annotations"]) == 2
+
+
+def test_images_of_masks_are_the_same_there_and_back(
+    persons: str, convert: Convert, files: Callable[[str], dict[str, bytes]], settings: Settings
+) -> None:
+    there = convert(persons, "voc")
+    codes = {"polygon-masked", "keypoints-left-out", "captions-left-out"}
+    assert {p.code for p in there.report.problems if p.action == "changed"} == codes
+    found = files(there.record.ref)
+    assert found["labelmap.txt"].splitlines()[1:] == [b"background:0,0,0::", b"person:128,0,0::"]
+    assert found["ImageSets/Segmentation/train.txt"] == b"a\nb\n"
+    again = api.convert(there.record.ref, to="voc", name="again", settings=settings, strict=True)
+    assert files(again.record.ref) == found
+    back = api.convert(there.record.ref, to="coco", name="back", settings=settings, strict=True)
+    one, two = json.loads(files(back.record.ref)["annotations/instances_train.json"])["annotations"]
+    expected = fill(Polygon(pack((2, 2, 10, 2, 10, 10))), 30, 20)
+    assert one["segmentation"] == {"counts": expected.counts.decode(), "size": [20, 30]}
+    assert two["segmentation"] == {"counts": MASK_OF_B.counts.decode(), "size": [20, 30]}
+    part = api.subset(there.record.ref, ["JPEGImages/a.jpg"], name="part", settings=settings)
+    assert [path for path in files(part.ref) if "Segmentation" in path and path.endswith(".png")] == [
+        "SegmentationClass/a.png",
+        "SegmentationObject/a.png",
+    ]
+
+
+def test_masks_that_overlap_are_counted(tmp_path: Path, make: Callable[..., str], convert: Convert) -> None:
+    (tmp_path / "over").mkdir()
+    Image.new("RGB", (30, 20)).save(tmp_path / "over" / "a.jpg")
+    annotations = [
+        {"image_id": 1, "category_id": 1, "bbox": box, "segmentation": [[x, 1, x + 9, 1, x + 9, 9, x, 9]]}
+        for x in (1, 5)
+        for box in ([x, 1, 9, 8],)
+    ]
+    image = {"id": 1, "file_name": "a.jpg", "width": 30, "height": 20}
+    whole = {"images": [image], "categories": [{"id": 1, "name": "a"}], "annotations": annotations}
+    (tmp_path / "over" / "instances.json").write_text(json.dumps(whole))
+    problems = convert(make(tmp_path / "over", "over"), "voc").report.problems
+    assert {problem[:4] for problem in problems} == {
+        ("polygon-masked", "changed", "instances.json", 1),
+        ("mask-covered", "changed", "instances.json", 1),
+    }
+
+
+def test_masks_need_no_xml(
+    persons: str,
+    convert: Convert,
+    files: Callable[[str], dict[str, bytes]],
+    tmp_path: Path,
+    make: Callable[..., str],
+) -> None:
+    folder = tmp_path / "masks"
+    for path, data in files(convert(persons, "voc").record.ref).items():
+        if "Annotations" not in path and "Main" not in path:
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_bytes(data)
+    (folder / "SegmentationClass" / "lost.png").write_bytes(b"")
+    done = convert(make(folder, "plain"), "coco")
+    assert [problem[:3] for problem in done.report.problems] == [
+        ("annotation-without-image", "skipped", "SegmentationClass/lost.png")
+    ]
+    one, two = json.loads(files(done.record.ref)["annotations/instances_train.json"])["annotations"]
+    assert (one["bbox"], two["bbox"]) == ([3, 2, 7, 7], [5, 6, 4, 3])
 
 
 def test_keypoints_that_no_class_has_cannot_be_written(drawn: Path, make: Callable[..., str], convert: Convert) -> None:

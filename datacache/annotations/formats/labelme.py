@@ -20,7 +20,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from datacache.annotations.formats.geometry import (
-    MAX_MASK_PIXELS,
     MAX_POINTS,
     ROUND_POINTS,
     Geometry,
@@ -28,8 +27,8 @@ from datacache.annotations.formats.geometry import (
     around,
     inside,
 )
+from datacache.annotations.formats.mask_images import open_png
 from datacache.annotations.formats.values import JSON, displayed, kind, load, to_number, to_text
-from datacache.annotations.image_header import read_header
 from datacache.annotations.model import Annotation, Box, Draft, Problem, Problems, quote
 from datacache.annotations.shapes.outline import (
     NOTHING,
@@ -43,7 +42,7 @@ from datacache.annotations.shapes.outline import (
     pack,
     unpack,
 )
-from datacache.core.errors import AnnotationError, BrokenImageError
+from datacache.core.errors import AnnotationError
 
 MAX_BYTES: Final = 48 * 2**20
 MAX_TEXT_BYTES: Final = 5 * 2**20
@@ -214,7 +213,6 @@ def _read_circle(shape: Mapping[str, JSON], size: tuple[int, int]) -> Geometry:
 
 def _read_mask(shape: Mapping[str, JSON], size: tuple[int, int]) -> Geometry:
     import numpy as np
-    import PIL.Image
 
     from datacache.annotations.shapes import mask as masks
 
@@ -225,21 +223,15 @@ def _read_mask(shape: Mapping[str, JSON], size: tuple[int, int]) -> Geometry:
     width, height = last_x - left + 1, last_y - top + 1
     if not (0 <= left <= last_x < size[0] and 0 <= top <= last_y < size[1]):
         raise ShapeError("mask-size", "reaches beyond its image")
-    if width * height > MAX_MASK_PIXELS:
-        raise ShapeError("shape-too-large", f"has a mask of more than {MAX_MASK_PIXELS:,} pixels")
     try:
-        png = base64.b64decode(text, validate=True)
-        header = read_header(png)
-        if not header.complete:
-            raise ShapeError("mask-broken", "has a mask that ends before its end")
-        if (header.format, header.width, header.height) != ("png", width, height):
-            raise ShapeError("mask-size", f"has a mask of {header.width} x {header.height} for {width} x {height}")
-        with PIL.Image.open(io.BytesIO(png), formats=("PNG",)) as image:
-            pixels = np.asarray(image.convert("L")).astype(np.bool_)
-    except (binascii.Error, BrokenImageError):
+        image = open_png(base64.b64decode(text, validate=True))
+    except binascii.Error:
         raise ShapeError("mask-broken", "has a mask that is no PNG") from None
-    except (OSError, SyntaxError, ValueError) as exc:  # as Pillow's decoder raises them
-        raise ShapeError("mask-broken", f"has a mask that cannot be decoded ({exc})") from None
+    except ShapeError as exc:
+        raise ShapeError(exc.code, f"has a mask that {exc}") from None
+    if image.size != (width, height):
+        raise ShapeError("mask-size", f"has a mask of {image.width} x {image.height} for {width} x {height}")
+    pixels = np.asarray(image.convert("L")).astype(np.bool_)
     if np.count_nonzero(pixels[1:] != pixels[:-1]) > masks.MAX_COUNTS:
         raise ShapeError("shape-too-large", f"has a mask with more than {masks.MAX_COUNTS:,} runs")
     mask = masks.encode(pixels, left, top, *size)

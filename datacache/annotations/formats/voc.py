@@ -485,7 +485,7 @@ def write(annotation: Annotation, *, origin: int = 0, folder: str = "", depth: i
         "\t<source>\n\t\t<database>Unknown</database>\n\t</source>",
         f"\t<size>\n\t\t<width>{annotation.width}</width>\n\t\t<height>{annotation.height}</height>",
         f"\t\t<depth>{depth}</depth>\n\t</size>",
-        "\t<segmented>0</segmented>",
+        f"\t<segmented>{any(box.extra for box in annotation.boxes):d}</segmented>",
     ]
     for box in annotation.boxes:
         lines += _object_lines(box, origin)

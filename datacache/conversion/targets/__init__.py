@@ -12,6 +12,7 @@ Used by the pipeline. A target knows paths and bytes, nothing of snapshots or st
     keras-yolo3  images/x.jpg  SPLIT.txt  classes.txt
     labelme      images/[SPLIT/]x.jpg and x.json
     voc          JPEGImages/x.jpg  Annotations/x.xml  ImageSets/Main/SPLIT.txt
+                 SegmentationClass/x.png  SegmentationObject/x.png  labelmap.txt    (where there are outlines)
 
 Labels of whole images, which none of these can hold, are in a `metadata.jsonl` beside them.
 
