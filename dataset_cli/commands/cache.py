@@ -160,6 +160,8 @@ def _follow(app: App, ref: str, bar: Progress) -> dict[str, Any]:
     except KeyboardInterrupt:
         if job:
             app.out.warning(f"the warm-up goes on in the daemon; to end it: dsctl jobs cancel {job['id']}")
+        else:  # the daemon may have begun, and its answer be on its way
+            app.out.warning("if the warm-up has begun, it goes on in the daemon: dsctl jobs lists it")
         raise
     return job
 

@@ -463,7 +463,7 @@ def test_a_killed_import_goes_on_where_it_was(
 
     web.odd.clear()
     before = web.asked.copy()
-    made = api.import_jsonl("faces", file, settings=settings)
+    made = api.import_jsonl("faces", file, settings=settings, on_failure=print)
     again = [path for path, count in web.asked.items() if count > 1]
     assert len(again) <= concurrency  # what was in flight, and nothing else
     assert made.resumed >= 60 - concurrency
