@@ -128,7 +128,7 @@ def test_messages_about_objects_name_the_annotation_and_its_image_and_show_the_v
     _, more = check(draft, ImageHeader("jpeg", 640, 480), "a.jpg")
     said = {(problem.line, problem.message.split(";")[0]) for problem in (*problems, *found.problems)}
     assert said == {
-        (2, "annotations[1], id 18, of 'a.jpg' has the bbox [10, 20], and no outline to take it from"),
+        (2, "annotations[1], id 18, of 'a.jpg' has the bbox [10, 20], and nothing to take it from"),
         (3, "annotations[2], id 19, of 'a.jpg' has [2] in its bbox, which is not a number"),
         (4, "annotations[3], id 20, of 'a.jpg' is of category 9, which is not in the file"),
         (5, "annotations[4], id 21 has the image_id '77', which is no image's"),
@@ -181,6 +181,12 @@ def test_a_class_that_is_not_in_the_file_or_has_no_name_is_kept_by_number():
         assert of_first(found) == [("class_4", 1, 1, 2, 2)]
         assert problems == [("class-unlisted", "noted")]
         assert found.classes == ("class_4",)
+
+
+def test_classes_are_in_the_order_of_their_ids_not_of_their_list():
+    ids = {10: "a", 9: "b", "x": "c", "1": "d"}
+    found, _ = parse(categories=[{"id": id, "name": name} for id, name in ids.items()])
+    assert found.classes == ("d", "b", "a", "c")
 
 
 def test_names_of_classes_are_cleaned_once():

@@ -103,6 +103,13 @@ def test_what_cannot_be_meant_leaves_the_object_as_its_box(segmentation: object,
     assert extra_of(segmentation=segmentation) == (None, [(code, "repaired")])
 
 
+def test_keypoints_without_a_box_have_the_one_around_those_that_are_there() -> None:
+    found, problems = read({"bbox": None, "keypoints": [1, 2, 2, 9, 9, 0, 4, 7, 1]})
+    assert found.images[0][0].boxes[0][1:5] == (1, 2, 4, 7)
+    assert problems == [("box-missing", "noted")]
+    assert read({"bbox": None, "keypoints": [0, 0, 0]})[1] == [("box-missing", "skipped")]
+
+
 def test_masks_are_read_in_both_forms() -> None:
     listed, _ = extra_of(segmentation={"counts": [8, 3, 69], "size": [8, 10]})
     assert listed is not None

@@ -20,6 +20,7 @@ from typing import Final
 
 from datacache.annotations.check import clean_label
 from datacache.annotations.classes import unlisted, unnamed
+from datacache.annotations.formats.geometry import around
 from datacache.annotations.formats.values import (
     JSON,
     displayed,
@@ -43,6 +44,7 @@ from datacache.annotations.shapes.outline import (
     Skeleton,
     area,
     bounds,
+    pack,
     polygon_of,
     rings,
     unpack,
@@ -265,7 +267,8 @@ class _Reader:
             label = unlisted(id)
         said = len(image.problems)
         outline = self._outline(entry["segmentation"], where, image) if entry.get("segmentation") else None
-        edges = self._edges(entry, where, image, outline)
+        keypoints = self._keypoints(entry, label, where, image) if entry.get("keypoints") else None
+        edges = self._edges(entry, where, image, outline, keypoints)
         if edges is None:
             del image.problems[said:-1]  # of the outline of an object that is left out
             return
@@ -275,7 +278,6 @@ class _Reader:
             kept = "its box is kept" if outline is None else "it is kept"
             self.problem("crowd", "noted", f"{where} is a crowd; {kept} as one object", image)
         extra = None
-        keypoints = self._keypoints(entry, label, where, image) if entry.get("keypoints") else None
         if outline is not None or keypoints is not None or _differs(entry.get("area"), edges):
             given = to_number(entry.get("area"))
             if given is not None and not 0 <= given < math.inf:
@@ -305,7 +307,9 @@ class _Reader:
             )
             for image in self._by_name.values()
         ]
-        classes = tuple(dict.fromkeys(self._labels.values()))
+        # Ids are what tools and models count, not where a category stands in its list.
+        ordered = sorted(self._labels, key=lambda id: (to_number(id) is None, to_number(id) or 0.0))
+        classes = tuple(dict.fromkeys(self._labels[id] for id in ordered))
         return DraftFile(images, self._problems, classes, self._skeletons, self._supercategories)
 
     def _lost_image(self, id: str | None, where: str, reason: str) -> None:
@@ -324,7 +328,9 @@ class _Reader:
             return 0
         return int(number)
 
-    def _edges(self, entry: dict[str, JSON], where: str, image: _Image, outline: Outline | None) -> Edges | None:
+    def _edges(
+        self, entry: dict[str, JSON], where: str, image: _Image, outline: Outline | None, keypoints: Keypoints | None
+    ) -> Edges | None:
         bbox = entry.get("bbox")
         if isinstance(bbox, list) and len(bbox) == 4:
             numbers = [to_number(value) for value in bbox]
@@ -338,13 +344,15 @@ class _Reader:
             message = f"{where} has {displayed(wrong)} in its bbox, which is not a number; it is left out"
             self.problem("box-text", "skipped", message, image)
             return None
-        around = _around(outline)
-        if around is None:
-            message = f"{where} has {shown(entry, 'bbox')}, and no outline to take it from; it is left out"
+        edges, of = _around(outline), "outline"
+        if edges is None and keypoints is not None:
+            edges, of = _around_keypoints(keypoints, image), "keypoints"
+        if edges is None:
+            message = f"{where} has {shown(entry, 'bbox')}, and nothing to take it from; it is left out"
             self.problem("box-missing", "skipped", message, image)
             return None
-        self.problem("box-missing", "noted", f"{where} has {shown(entry, 'bbox')}; that of its outline is taken", image)
-        return around
+        self.problem("box-missing", "noted", f"{where} has {shown(entry, 'bbox')}; that of its {of} is taken", image)
+        return edges
 
     def _outline(self, found: JSON, where: str, image: _Image) -> Outline | None:
         """Read a segmentation; None, and a problem, for one that cannot be meant."""
@@ -439,6 +447,13 @@ def _around(outline: Outline | None) -> Edges | None:
 
         return mask_bounds(outline)
     return None if outline is None else bounds(outline[0])
+
+
+def _around_keypoints(keypoints: Keypoints, image: _Image) -> Edges | None:
+    """Return the box around the keypoints that are there; None where none is."""
+    points = zip(*[iter(unpack(keypoints.points))] * 2, keypoints.visible, strict=True)
+    there = pack(value for x, y, seen in points if seen for value in (x, y))
+    return around(there, image.width or math.inf, image.height or math.inf) if there else None
 
 
 def _area(outline: Outline | None, edges: Edges) -> float:
