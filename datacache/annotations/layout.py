@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 from datacache.annotations.classes import read_classes, read_data_yaml, read_pose
 from datacache.annotations.formats.mask_images import VOC_CLASSES, MaskClasses, parse_label_map
 from datacache.annotations.formats.metadata import NAME as METADATA
+from datacache.annotations.formats.open_images import is_open_images
 from datacache.annotations.formats.values import parse_number
 from datacache.annotations.model import FORMATS, Problem
 from datacache.annotations.pairing import (
@@ -49,6 +50,7 @@ _OTHER_COCO: Final = re.compile(rb"(?:panoptic|stuff|image_info)_")
 _VOC: Final = re.compile(rb"<(?:[\w.-]+:)?annotation[\s>]", re.IGNORECASE)
 """The root element of Pascal VOC; CVAT's own XML has `<annotations>`."""
 _LABELME: Final = re.compile(rb'"shapes"\s*:\s*\[')
+_OPEN_IMAGES_CLASSES: Final = re.compile(rb"(?:class-descriptions[^/]*|(?:^|/)classes)\.csv$")
 _CVAT: Final = re.compile(rb"<annotations>\s*<(?:version>1\.|meta>|image\s|track\s)")
 _KERAS: Final = re.compile(rb"[^\s,][ \t](?:[-+.\dnaife]+,){4}\d+(?:[ \t]|$)", re.MULTILINE)
 
@@ -256,11 +258,15 @@ class _Seen:
         self.image_sets: list[bytes] = []
         self.class_lists: list[bytes] = []
         self.yamls: list[bytes] = []
+        self.label_maps: list[bytes] = []
+        self.tables: list[bytes] = []
+        """CSV files."""
+        by_name = {METADATA: self.metadata, b"labelmap.txt": self.label_maps}
+        self._others = by_name | {b".yaml": self.yamls, b".yml": self.yamls, b".csv": self.tables}
         self.no_data = _Sample()
         """Files that are passed over: those that systems and tools leave behind."""
         self.masks = _Sample()
         """Images of masks, which are passed over in formats that have none."""
-        self.label_maps: list[bytes] = []
         folder = None
         for path in manifest.paths():
             if is_image(path):
@@ -312,7 +318,7 @@ class _Seen:
             annotation_files=len(lists) if format not in self._files() else self._files()[format][0],
             lists=tuple(lists),
             data_yamls=self._data_yamls() if format.startswith("yolo") else (),
-            class_lists=_nearest(self.class_lists),
+            class_lists=self._open_images_classes() if format == "open-images" else _nearest(self.class_lists),
             image_sets=_image_sets(self.image_sets),
             image_lists=tuple(self._image_lists),
             split_folders=frozenset(self.split_folders if "train" in self.split_folders else ()),
@@ -327,10 +333,9 @@ class _Seen:
         lower = path.lower()
         name = lower[lower.rfind(b"/") + 1 :]
         extension = name[name.rfind(b".") :]
-        if name == METADATA:
-            _keep(self.metadata, path)
-        elif name == b"labelmap.txt":
-            _keep(self.label_maps, path)
+        kept = self._others.get(name, self._others.get(extension))
+        if kept is not None:
+            _keep(kept, path)
         elif _CLASS_LIST.search(name):
             _keep(self.class_lists, path)
         elif extension == b".xml":
@@ -346,8 +351,6 @@ class _Seen:
             self.json.add(path)
             if _COCO_NAME.search(name):
                 _keep(self.coco_names, path)
-        elif extension in (b".yaml", b".yml"):
-            _keep(self.yamls, path)
 
     def _files(self) -> dict[str, tuple[int, Callable[[_Seen], bool]]]:
         """Return, for each format with a file an image, how many there may be and how to look whether they are."""
@@ -390,6 +393,13 @@ class _Seen:
         found = (path for path in self.xml.paths if not self._images_of(path))
         return [path for path in islice(found, _FEW) if _CVAT.search(self._head(path))]
 
+    def open_images(self) -> list[bytes]:
+        """Return the CSV files of Open Images that have boxes or labels of images."""
+        return [path for path in self.tables if is_open_images(self._head(path).decode("utf-8", "replace"))]
+
+    def _open_images_classes(self) -> tuple[bytes, ...]:
+        return tuple(path for path in self.tables if _OPEN_IMAGES_CLASSES.search(path.lower()))
+
     def keras_yolo(self) -> list[bytes]:
         """Return keras-yolo3's lists."""
         return self._keras
@@ -427,6 +437,7 @@ _LISTS: Final[dict[str, Callable[[_Seen], list[bytes]]]] = {
     "coco": _Seen.coco,
     "cvat": _Seen.cvat,
     "keras-yolo3": _Seen.keras_yolo,
+    "open-images": _Seen.open_images,
 }
 """Format → its files, for those that speak of many images."""
 

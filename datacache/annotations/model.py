@@ -37,6 +37,7 @@ FORMATS: Final = {
     "keras-yolo3": Format(numbered=True),
     "labelme": Format(b".json", sized=True),
     "none": Format(),
+    "open-images": Format(),
     "voc": Format(b".xml", sized=True),
     "yolo": Format(b".txt", numbered=True),
     "yolo-obb": Format(b".txt", numbered=True),
@@ -113,6 +114,8 @@ class Draft(NamedTuple):
     labels: tuple[str, ...] = ()
     line: int = 0
     captions: tuple[str, ...] = ()
+    relative: bool = False
+    """Coordinates are parts of the image's sides."""
 
 
 class DraftFile(NamedTuple):
@@ -162,6 +165,7 @@ PROBLEMS: Final[dict[str, str]] = {
     "box-outside": "A box lies wholly outside its image",
     "box-empty": "A box has no area (or none that six decimals could say)",
     # Labels.
+    "label-absent": "A label says what the image does not show",
     "label-empty": "A label is missing or empty",
     "label-spaces": "A label has spaces around it",
     "label-characters": "A label has line breaks, control characters or halves of characters in it",

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from datacache.annotations.check import check
 from datacache.annotations.formats import labelme, voc, yolo
 from datacache.annotations.formats.mask_images import add_masks
+from datacache.annotations.formats.open_images import scaled
 from datacache.annotations.image_header import ImageHeader, read_header
 from datacache.annotations.layout import text
 from datacache.annotations.model import (
@@ -271,6 +272,8 @@ class _Reader:
                 return Row(None, item.path, tuple(problems))
             unannotated = Annotation(item.path, header.displayed_width, header.displayed_height)
             return Row(unannotated, item.path, tuple(problems))
+        if draft.relative and header is not None:
+            draft = scaled(draft, header.displayed_width, header.displayed_height)
         sized = self._sized and (raw is not None or not FORMATS[self._format].suffix)
         annotation, more = check(draft, header, item.path, sized=sized)
         problems += more

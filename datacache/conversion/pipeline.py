@@ -206,9 +206,8 @@ def _images(
         if plan.only is not None and row.path not in plan.only:
             continue
         # Labels of whole images say nothing of objects, but to a format that has such labels.
-        of_objects = any(each.source not in ("", each.path) and not is_metadata(each.source) for each in found)
         labelled = "labels" in target.holds and any(each.labels for each in found)
-        annotated = (of_objects and target.of_objects) or labelled
+        annotated = (target.of_objects and any(map(_says_objects, found))) or labelled
         if not annotated:
             kept = plan.keep_unannotated
             message = f"{row.path} has no annotation; it is {'kept as a background image' if kept else 'left out'}"
@@ -251,6 +250,13 @@ def _ended(snapshot: Snapshot, images: Iterable[Image], files: NewFiles, report:
 
 def _renamed(labels: Iterable[str], rename: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(rename.get(label, label) for label in labels))
+
+
+def _says_objects(annotation: Annotation) -> bool:
+    """Tell whether objects were looked for: not by files that have labels of images, too, and list no empty ones."""
+    source = annotation.source
+    of_labels = is_metadata(source) or source.endswith(".csv")
+    return source not in ("", annotation.path) and (bool(annotation.boxes) or not of_labels)
 
 
 def _with_chosen_boxes(annotation: Annotation, plan: Plan, classes: frozenset[str], report: Report) -> Annotation:

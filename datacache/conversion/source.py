@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from datacache.annotations.check import same_object
-from datacache.annotations.formats import coco, cvat, keras_yolo, metadata
+from datacache.annotations.formats import coco, cvat, keras_yolo, metadata, open_images
 from datacache.annotations.formats.metadata import is_metadata
 from datacache.annotations.image_header import HEAD_BYTES, TAIL_BYTES
 from datacache.annotations.layout import Layout, detect, read_class_list, read_mask_classes, text
@@ -240,8 +240,8 @@ class Drafts:
         known = set(map(same_object, a.boxes))
         more = tuple(box for box in b.boxes if same_object(box) not in known)
         first, second = a, b
-        of_captions = any(draft.captions and not draft.boxes for draft in (a, b))
-        if is_metadata(a.file) == is_metadata(b.file) and not of_captions:
+        of_whole = any((draft.captions or draft.labels) and not draft.boxes for draft in (a, b))
+        if is_metadata(a.file) == is_metadata(b.file) and not of_whole:
             repeats = self._repeats.setdefault((a.file, b.file), _Repeats(image))
             repeats.images += 1
             repeats.same += len(b.boxes) - len(more)
@@ -473,6 +473,9 @@ class AnnotationSource:
         try:
             if metadata.is_metadata(name):
                 found = metadata.parse(data, name)
+            elif self.format == "open-images":
+                names = [open_images.parse_classes(self.read(path)) for path in self.layout.class_lists]
+                found = open_images.parse(data, name, {id: text for part in names for id, text in part.items()})
             else:
                 found = _PARSERS[self.format](data, name, self.classes)
         except AnnotationError as exc:

@@ -11,6 +11,7 @@ Used by the pipeline. A target knows paths and bytes, nothing of snapshots or st
     folders      [SPLIT/]CLASS/x.jpg                                                  (also called yolo-classify)
     keras-yolo3  images/x.jpg  SPLIT.txt  classes.txt
     labelme      images/[SPLIT/]x.jpg and x.json
+    open-images  images/[SPLIT/]x.jpg  annotations/[SPLIT-]annotations-bbox.csv, …imagelabels.csv
     voc          JPEGImages/x.jpg  Annotations/x.xml  ImageSets/Main/SPLIT.txt
                  SegmentationClass/x.png  SegmentationObject/x.png  labelmap.txt    (where there are outlines)
 
@@ -29,6 +30,7 @@ from datacache.conversion.targets.cvat import Cvat, CvatVideo
 from datacache.conversion.targets.folders import Folders
 from datacache.conversion.targets.keras_yolo import KerasYolo
 from datacache.conversion.targets.labelme import Labelme
+from datacache.conversion.targets.open_images import OpenImages
 from datacache.conversion.targets.voc import Voc
 from datacache.conversion.targets.yolo import Darknet, Yolo, YoloObb, YoloPose, YoloSegment
 
@@ -42,6 +44,7 @@ TARGETS: dict[str, Callable[[About], Target]] = {
     "folders": Folders,
     "keras-yolo3": KerasYolo,
     "labelme": Labelme,
+    "open-images": OpenImages,
     "voc": Voc,
     "yolo": Yolo,
     "yolo-classify": Folders,

@@ -1,0 +1,36 @@
+"""Open Images: a CSV of boxes and one of labels a split."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from datacache.annotations.formats import open_images
+from datacache.annotations.model import Annotation, Problem
+from datacache.conversion.model import stem
+from datacache.conversion.targets.base import About, File, Target
+
+
+class OpenImages(Target):
+    holds = frozenset({"score", "author", "labels"})
+    lists_paths = True
+
+    def __init__(self, about: About) -> None:
+        super().__init__(about)
+        self._names = dict.fromkeys(about.classes)
+        self._labelled = False
+
+    def _add(self, annotation: Annotation, split: str, annotated: bool) -> tuple[Sequence[File], Sequence[Problem]]:
+        name = stem(annotation.path.removeprefix(self.image_path("", split)))
+        self._kept.append((split, annotation._replace(path=name)))
+        self._names.update(dict.fromkeys(annotation.labels))
+        self._labelled = self._labelled or bool(annotation.labels)
+        return (), ()
+
+    def _finish(self) -> Iterator[File]:
+        for split, kept in self._by_split():
+            begin = f"annotations/{split}-" if split else "annotations/"
+            yield begin + open_images.BOXES, b"".join(open_images.write_boxes(kept))
+        for split, kept in self._by_split() if self._labelled else ():
+            begin = f"annotations/{split}-" if split else "annotations/"
+            yield begin + open_images.LABELS, b"".join(open_images.write_labels(kept))
+        yield f"annotations/{open_images.CLASSES}", open_images.write_classes(self._names)

@@ -1,0 +1,187 @@
+"""CSV files of Open Images: boxes, labels of images, names of classes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from datacache import api
+from datacache.annotations.formats import open_images
+from datacache.annotations.layout import detect
+from datacache.annotations.model import Annotation, Box, Draft
+from datacache.annotations.shapes.outline import Extra
+from datacache.core.errors import AnnotationError
+from datacache.settings import Settings
+from tests.annotations.folders import Folder
+from tests.annotations.shapes import cases
+
+# As on the page "Data Formats" of Open Images V7.
+BOXES = """ImageID,Source,LabelName,Confidence,XMin,XMax,YMin,YMax,IsOccluded,IsTruncated,IsGroupOf,IsDepiction,IsInside
+000026e7ee790996,activemil,/m/07j7r,1,0.071905,0.145346,0.206591,0.391306,0,1,1,0,0
+000026e7ee790996,xclick,/m/01yrx,1,0.439756,0.572466,0.264153,0.435122,1,-1,0,0,-1
+000062a39995e348,xclick,/m/0unlisted,0.5,0.205719,0.849912,0.154144,1,0,0,0,1,0
+"""
+LABELS = """ImageID,Source,LabelName,Confidence
+000026e7ee790996,verification,/m/01yrx,1
+000026e7ee790996,verification,/m/07j7r,0
+fffc6543b32da1dd,machine,"/m/odd, one",0.7
+"""
+CLASSES = '/m/07j7r,Tree\n/m/01yrx,"Cat, domestic"\n'
+NAMES = {"/m/07j7r": "Tree", "/m/01yrx": "Cat, domestic"}
+
+
+def parse(text: str) -> tuple[dict[str, Annotation], list[tuple[str, str, int]]]:
+    """The annotations of images of 1000 by 100 pixels, and problems."""
+    found = open_images.parse(text.encode(), "f.csv", NAMES)
+    images = {}
+    for draft, _ in found.images:
+        assert draft.relative
+        scaled = open_images.scaled(draft, 1000, 100)
+        images[draft.name] = Annotation(draft.name, 1000, 100, scaled.boxes, scaled.labels)
+    problems = [*found.problems, *(problem for _, its in found.images for problem in its)]
+    return images, [(problem.code, problem.action, problem.line) for problem in problems]
+
+
+def test_boxes_are_parts_of_the_image_with_flags_and_attributes() -> None:
+    images, problems = parse(BOXES)
+    assert problems == []
+    tree, cat = images["000026e7ee790996"].boxes
+    edges = 0.071905 * 1000, 0.206591 * 100, 0.145346 * 1000, 0.391306 * 100
+    assert tree == Box(
+        "Tree", *edges, truncated=True, attributes=(("IsGroupOf", "1"),), line=2, extra=Extra(author="activemil")
+    )
+    assert (cat.label, cat.occluded, cat.truncated, cat.extra) == ("Cat, domestic", True, False, None)
+    assert cat.attributes == (("IsInside", "-1"), ("IsTruncated", "-1"))
+    (other,) = images["000062a39995e348"].boxes
+    assert (other.label, other.extra, other.y2) == ("/m/0unlisted", Extra(score=0.5), 100)
+
+
+def test_labels_of_confidence_0_are_none_of_the_image() -> None:
+    images, problems = parse(LABELS)
+    assert {name: image.labels for name, image in images.items()} == {
+        "000026e7ee790996": ("Cat, domestic",),
+        "fffc6543b32da1dd": ("/m/odd, one",),
+    }
+    assert problems == [("label-absent", "noted", 0)]
+
+
+def test_names_of_classes_are_read_with_a_head_or_without() -> None:
+    assert open_images.parse_classes(CLASSES.encode()) == NAMES
+    assert open_images.parse_classes(b"LabelName,DisplayName\n" + CLASSES.encode()) == NAMES
+    assert open_images.parse_classes(b"\xff\xff") == {}
+
+
+def test_what_is_wrong_is_left_out_with_its_line() -> None:
+    head, row, *_ = BOXES.splitlines()
+    text = "\n".join(("\ufeff" + head, row + ",1", "", row.replace("0.071905", "x"), "a,b"))
+    images, problems = parse(text)
+    assert problems == [
+        ("line-malformed", "skipped", 2),
+        ("line-malformed", "skipped", 5),
+        ("box-text", "skipped", 4),
+    ]
+    assert images["000026e7ee790996"].boxes == ()
+    assert parse(f'{head}\n"{"x" * 200_000}"\n{row}\n')[1] == [("line-malformed", "skipped", 2)]
+    for text, code in ((head.replace("YMin", "Y"), "line-malformed"), ("ImageID,XMin\n", "line-malformed")):
+        with pytest.raises(AnnotationError) as refused:
+            parse(text)
+        assert refused.value.code == code
+    with pytest.raises(AnnotationError):
+        open_images.parse(b"\xff\xff", "f.csv", {})
+
+
+parts = st.integers(0, 10**9).map(lambda n: n / 10**9) | st.integers(0, 10**6).map(lambda n: n / 10**6)
+flags = st.sampled_from(["0", "1", "-1"])
+rows = st.tuples(
+    st.sampled_from(["xclick", "activemil", ""]), st.sampled_from(["Tree", "a,b", "c"]), *[parts] * 4, *[flags] * 5
+)
+
+
+@cases
+@given(st.lists(rows, max_size=4), st.integers(1, 5000), st.integers(1, 5000))
+def test_any_boxes_are_the_same_there_and_back(drawn: list[tuple[str, ...]], width: int, height: int) -> None:
+    boxes = []
+    for n, (author, label, x1, x2, y1, y2, *more) in enumerate(drawn, 2):
+        cells = ["a", author, label, "1", *(f"{float(value):.9f}".rstrip("0") for value in (x1, x2, y1, y2)), *more]
+        row = dict(zip(open_images._BOX_COLUMNS, cells, strict=True))
+        edges = [float(row[side]) for side in open_images._SIDES]
+        boxes.append((open_images._box(label, edges, row, n), [float(value) for value in cells[4:8]], more))
+    draft = Draft("f", boxes=tuple(box for box, _, _ in boxes), relative=True)
+    annotation = Annotation("a", width, height, open_images.scaled(draft, width, height).boxes)
+    data = b"".join(open_images.write_boxes([annotation]))
+    found = open_images.parse(data, "f", {})
+    assert [draft.boxes for draft, _ in found.images] == ([tuple(box for box, _, _ in boxes)] if boxes else [])
+    again = [open_images.scaled(draft, width, height).boxes for draft, _ in found.images]
+    assert again == ([annotation.boxes] if boxes else [])
+    assert b"".join(open_images.write_boxes([annotation._replace(boxes=again[0] if again else ())])) == data
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.binary(max_size=200) | st.text(alphabet='a,"\n01.', max_size=80).map(str.encode))
+def test_any_bytes_give_drafts_or_our_error(data: bytes) -> None:
+    open_images.parse_classes(data)
+    for begin in (b"", BOXES.partition("\n")[0].encode() + b"\n", LABELS.partition("\n")[0].encode() + b"\n"):
+        try:
+            found = open_images.parse(begin + data, "f", {})
+        except AnnotationError:
+            continue
+        assert all(draft.relative for draft, _ in found.images)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "format"),
+    [
+        ("train-annotations-bbox.csv", BOXES, "open-images"),
+        ("labels/classifications.csv", LABELS, "open-images"),
+        ("train-images-boxable.csv", "ImageID,Subset,OriginalURL\n", "none"),
+        ("a.csv", "", "none"),
+    ],
+)
+def test_files_are_known_by_their_columns(name: str, text: str, format: str) -> None:
+    folder = Folder({"images/a.jpg": "", name: text})
+    assert detect(folder.manifest, folder.read).format == format
+
+
+def test_a_data_set_is_the_same_there_and_back(tmp_path: Path, settings: Settings) -> None:
+    folder = tmp_path / "set"
+    for name in ("train/000026e7ee790996", "train/fffc6543b32da1dd", "val/000062a39995e348"):
+        (folder / "images" / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (1000, 100)).save(folder / "images" / f"{name}.jpg")
+    head, one, two, three = BOXES.splitlines()
+    (folder / "train-annotations-bbox.csv").write_text(f"{head}\n{one}\n{two}\n")
+    (folder / "validation-annotations-bbox.csv").write_text(f"{head}\n{three}\n")
+    (folder / "train-annotations-human-imagelabels.csv").write_text(LABELS)
+    (folder / "class-descriptions-boxable.csv").write_text(CLASSES)
+    first = api.create_snapshot("first", folder.as_uri(), settings=settings).ref
+
+    def read(ref: str) -> dict[str, tuple[object, ...]]:
+        with api.open_annotations(ref, settings=settings, trust_sizes=True) as (_, table):
+            return {
+                row.path.rpartition("/")[2]: (
+                    row.annotation.labels,
+                    [box._replace(line=0) for box in row.annotation.boxes],
+                )
+                for row in table.rows()
+                if row.annotation
+            }
+
+    done = api.convert(first, to="open-images", name="second", settings=settings, strict=True)
+    assert done.report.counts == {"label-absent": 1}
+    assert done.report.splits == {"train": 2, "val": 1}
+    assert read(done.record.ref) == read(first)
+    again = api.convert(done.record.ref, to="open-images", name="third", settings=settings, strict=True)
+
+    def files(ref: str) -> dict[str, bytes]:
+        with api.open_snapshot(ref, settings) as snapshot:
+            return {path: snapshot.read(path) for path in snapshot.paths() if path.endswith(".csv")}
+
+    assert files(again.record.ref) == files(done.record.ref)
+    assert "annotations/val-annotations-bbox.csv" in files(done.record.ref)
+    coco = api.convert(first, to="coco", name="fourth", settings=settings)
+    left = {(problem.code, problem.action) for problem in coco.report.problems}
+    # An image that has labels alone says nothing of objects.
+    assert left == {("label-absent", "noted"), ("details-left-out", "changed"), ("image-unannotated", "skipped")}
