@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from datacache.api import create_snapshot as create_snapshot
     from datacache.api import create_tasks as create_tasks
     from datacache.api import dataset_access as dataset_access
+    from datacache.api import dedupe as dedupe
     from datacache.api import diff_snapshots as diff_snapshots
     from datacache.api import drain_node as drain_node
     from datacache.api import evict as evict
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from datacache.api import preview as preview
     from datacache.api import query as query
     from datacache.api import remove_snapshot as remove_snapshot
+    from datacache.api import sample as sample
     from datacache.api import set_dataset_access as set_dataset_access
     from datacache.api import shard as shard
     from datacache.api import stats as stats

@@ -39,7 +39,7 @@ _JOINED = {"umount": "mount", "warm": "cache", "jobs": "cache"}
 COMMANDS = {
     name: f"dataset_cli.commands.{_JOINED.get(name, name)}"
     for name in (
-        *("snapshot", "dataset", "convert", "merge", "shard", "query", "stats", "preview"),
+        *("snapshot", "dataset", "convert", "merge", "dedupe", "sample", "shard", "query", "stats", "preview"),
         *("mount", "umount", "flush", "export", "warm", "jobs", "tasks", "bench", "cache", "cluster", "daemon", "k8s"),
         *("status", "doctor", "demo", "completion"),
     )

@@ -30,11 +30,13 @@ if TYPE_CHECKING:
     from datacache.annotations.table.table import ImageSummary as ImageSummary
     from datacache.annotations.table.table import Table as Table
     from datacache.api.annotations import convert as convert
+    from datacache.api.annotations import dedupe as dedupe
     from datacache.api.annotations import merge as merge
     from datacache.api.annotations import open_annotations as open_annotations
     from datacache.api.annotations import preview as preview
     from datacache.api.annotations import query as query
     from datacache.api.annotations import read_classes as read_classes
+    from datacache.api.annotations import sample as sample
     from datacache.api.annotations import shard as shard
     from datacache.api.annotations import stats as stats
     from datacache.api.annotations import subset as subset

@@ -31,6 +31,7 @@ from datacache.settings import Settings, load_settings
 if TYPE_CHECKING:
     from datacache.annotations.stats import Statistics
     from datacache.annotations.table.table import ImageSummary, Table
+    from datacache.conversion.dedupe import Repeat
     from datacache.conversion.pipeline import Conversion
     from datacache.shards.build import Sharded
     from datacache.shards.index import ShardSet
@@ -116,21 +117,95 @@ def subset(
 
     `parameters` say in its lineage how they were chosen. Deterministic. `UsageError` where `images` is empty.
     """
+    return _subset(ref, lambda _snapshot, _table: ("query", parameters or {}, images), name, settings, options)
+
+
+def dedupe(
+    ref: str,
+    *,
+    name: str,
+    similar: int | None = None,
+    processes: int | None = None,
+    settings: Settings | None = None,
+    progress: Callable[[str, int, int], None] = lambda _what, _done, _total: None,
+    **options: Unpack[SubsetOptions],
+) -> tuple[SnapshotRecord, list[Repeat]]:
+    """Make a snapshot of dataset `name` with the images of `ref` that repeat no other, and return the others, too.
+
+    Those repeat another that have its bytes; with `similar`, those that look like it, too: their hashes differ in so
+    many bits at most. The image with the most objects is kept, of several the first path. Deterministic.
+    """
+    from datacache.conversion.dedupe import find_repeats
+
+    found: list[Repeat] = []
+
+    def choose(snapshot: Snapshot, table: Table) -> Choice:
+        found.extend(find_repeats(snapshot, table, similar=similar, processes=processes, progress=progress))
+        without = {repeat.path for repeat in found}
+        images = [row.path for row in table.rows() if row.annotation is not None and row.path not in without]
+        return "dedupe", {} if similar is None else {"similar": similar}, images
+
+    return _subset(ref, choose, name, settings, options, processes=processes, progress=progress), found
+
+
+def sample(
+    ref: str,
+    n: int,
+    *,
+    name: str,
+    by: str | None = None,
+    seed: int = 0,
+    settings: Settings | None = None,
+    progress: Callable[[str, int, int], None] = lambda _what, _done, _total: None,
+    **options: Unpack[SubsetOptions],
+) -> SnapshotRecord:
+    """Make a snapshot of dataset `name` with `n` images of `ref`, chosen by a hash of path and seed.
+
+    With `by="label"` each label chooses one in turn, the rarest first, and images without a label come last.
+    Deterministic, and images that are added change little. All images where there are fewer.
+    """
+    from datacache.conversion.deal import sample as choose
+
+    if by not in (None, "label"):
+        raise UsageError(f"a sample is taken by label, not by {by}")
+
+    def chosen(_snapshot: Snapshot, table: Table) -> Choice:
+        asked = {"n": n, "seed": seed} | ({} if by is None else {"by": by})
+        return "sample", asked, choose(table, n, seed, by_label=by is not None)
+
+    return _subset(ref, chosen, name, settings, options, progress=progress)
+
+
+Choice = tuple[str, Mapping[str, Any], Collection[str]]
+"""The command that chooses images, its parameters, and the images."""
+
+
+def _subset(
+    ref: str,
+    choose: Callable[[Snapshot, Table], Choice],
+    name: str,
+    settings: Settings | None,
+    options: Mapping[str, Any],
+    **how: Any,
+) -> SnapshotRecord:
     from datacache.catalog.objects import ObjectWriter
+    from datacache.conversion.index import Annotations
     from datacache.conversion.subset import subset as make
 
     settings = settings or load_settings()
-    given: dict[str, Any] = dict(options)
+    given = dict(options)
     naming, reading = Naming(name=name, **take(given, NamingOptions)), make_reading(given)
     with closing(open_catalog(settings)) as catalog, open_snapshot(ref, settings) as snapshot:
+        command, parameters, images = choose(snapshot, Annotations(snapshot, catalog, reading).table(**how))
         return make(
             catalog,
             snapshot,
             images,
             naming,
             reading=reading,
-            parameters=parameters or {},
+            parameters=parameters,
             open_objects=lambda: ObjectWriter(catalog, settings),
+            command=command,
         )
 
 
@@ -141,6 +216,7 @@ def convert(
     name: str,
     split: str | None = None,
     seed: int = 0,
+    stratify: bool = False,
     objects: str | None = None,
     processes: int | None = None,
     settings: Settings | None = None,
@@ -150,8 +226,8 @@ def convert(
     """Make a snapshot of dataset `name` with the images of `ref` and its annotations in the format `to`.
 
     The options are those of `dsctl convert`: `split` is `"train=0.8,val=0.2"` (by a hash of path and seed), `"none"`,
-    or None for the splits the data set brings; `resize` is `"640x480"`. `progress(what, done, total)` counts images.
-    The result has `record` and `report`.
+    or None for the splits the data set brings; `stratify` gives each split its share of each class; `resize` is
+    `"640x480"`. `progress(what, done, total)` counts images. The result has `record` and `report`.
 
     Deterministic and idempotent: the same snapshot, options and earlier classes of `name` give the same id. Nothing is
     visible before the end, and a conversion that was killed can be run again. Any thread may call it. Annotations are
@@ -169,7 +245,7 @@ def convert(
         to=to,
         naming=Naming(name=name, **take(given, NamingOptions)),
         reading=make_reading(take(given, ReadingOptions), classes),
-        splits=make_splits(split, seed),
+        splits=make_splits(split, seed, stratify),
         operations=parse_operations(**take(given, ImageOptions)),
         classes=classes,
         **given,
@@ -192,6 +268,7 @@ def merge(
     to: str | None = None,
     split: str | None = None,
     seed: int = 0,
+    stratify: bool = False,
     objects: str | None = None,
     processes: int | None = None,
     settings: Settings | None = None,
@@ -225,7 +302,7 @@ def merge(
             to=to,
             naming=naming,
             reading=reading,
-            splits=make_splits(split, seed),
+            splits=make_splits(split, seed, stratify),
             keep_unannotated=True,
             command="merge",
             **given,

@@ -111,11 +111,13 @@ def make_reading(options: Mapping[str, Any], classes: tuple[str, ...] | None = N
     return Reading(origin=given.pop("voc_origin", 0), classes=classes, **given)
 
 
-def make_splits(split: str | None, seed: int) -> Splits | None:
+def make_splits(split: str | None, seed: int, stratify: bool) -> Splits | None:
     """Return the splits that `train=0.8,val=0.2` or `none` means; None for None: those that the data set brings."""
     from datacache.conversion.model import Splits, parse_splits
 
-    return None if split is None else Splits() if split == "none" else parse_splits(split, seed)
+    if stratify and split in (None, "none"):
+        raise UsageError("only splits that are dealt anew can be stratified", hint="Add --split train=0.8,val=0.2.")
+    return None if split is None else Splits() if split == "none" else parse_splits(split, seed, stratify=stratify)
 
 
 def make_query(**wanted: Unpack[QueryOptions]) -> Query:

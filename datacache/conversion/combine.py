@@ -8,6 +8,7 @@ and a range of each table. One thread.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -54,16 +55,21 @@ class Inputs:
         snapshots: Sequence[Snapshot],
         reading: Reading,
         splits: Splits | None,
+        rename: Mapping[str, str],
         *,
         processes: int | None,
         progress: Progress,
     ) -> None:
-        """Read their annotations. `splits` are those that data sets bring, if None. `UsageError` where one brings
-        splits and another none; the store's errors."""
+        """Read their annotations. `splits` are those that data sets bring, if None; `rename` is of classes.
+        `UsageError` where one brings splits and another none; the store's errors."""
         self._snapshots, self._progress = snapshots, progress
         annotations = [Annotations(snapshot, catalog, reading) for snapshot in snapshots]
         self.tables: list[Table] = [each.table(processes=processes, progress=progress) for each in annotations]
         self.named = " and ".join(snapshot.record.ref for snapshot in snapshots)
+        if splits is not None and splits.stratify:
+            from datacache.conversion.deal import stratify  # with numpy
+
+            splits = replace(splits, dealt=stratify(self.tables, splits.shares, splits.seed, rename))
         self.splits: list[Splits] = [splits or _listed(each) for each in annotations]
         self.split_names = tuple(dict.fromkeys(chain.from_iterable(its.names for its in self.splits)))
         for snapshot, its in zip(snapshots, self.splits, strict=True):

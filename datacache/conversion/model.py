@@ -1,8 +1,9 @@
 """The values of a conversion: an image on its way through it, the split it goes to, and the report of what was done.
 
 Used by the pipeline, which makes all of them, and by image operations. An image goes to a split by a hash of its path
-and a seed, or as the data set's own lists say. A hash depends on nothing but the path and the seed, so images that are
-added move none of the others, and every version of a data set has the same image in the same split. One thread.
+and a seed, as the data set's own lists say, or by its classes (`deal`). A hash depends on nothing but the path and the
+seed, so images that are added move none of the others, and every version of a data set has the same image in the same
+split. One thread.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import math
 from collections import Counter
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from xxhash import xxh3_64_intdigest
 
@@ -21,6 +22,9 @@ from datacache.catalog.objects import Stored
 from datacache.catalog.refs import check_tag
 from datacache.core.errors import UsageError
 from datacache.manifest.model import Entry
+
+if TYPE_CHECKING:
+    from datacache.conversion.deal import Dealt
 
 
 class Image(NamedTuple):
@@ -112,12 +116,18 @@ class Splits:
     seed: int = 0
     listed: ListedSplits | None = field(default=None, repr=False)
     """For splits that the data set brings."""
+    stratify: bool = False
+    """Give each split its share of each class, too. Then images that are added may move others."""
+    dealt: Dealt | None = field(default=None, repr=False)
+    """For splits by class, once the classes are known."""
 
     def of(self, annotation: Annotation) -> str | None:
         """Return the split of an image; '' where there are no splits, None where the lists leave it out."""
         if not self.names:
             return ""
         path = annotation.path
+        if self.dealt is not None:
+            return self.names[self.dealt.of(path)]
         if self.listed is not None:
             return self.listed.of(_encode(path), _encode(annotation.source)) or None
         place = xxh3_64_intdigest(_encode(path), self.seed) / _HASHES
@@ -134,8 +144,9 @@ def stem(path: str) -> str:
     return folder + slash + (name.rpartition(".")[0] or name)
 
 
-def parse_splits(text: str, seed: int) -> Splits:
-    """Parse `train=0.8,val=0.2` into splits by hash. The shares add up to 1. `UsageError` says which part is wrong."""
+def parse_splits(text: str, seed: int, *, stratify: bool = False) -> Splits:
+    """Parse `train=0.8,val=0.2` into splits by hash, or by class. The shares add up to 1. `UsageError` says which part
+    is wrong."""
     names: list[str] = []
     shares: list[float] = []
     for part in text.split(","):
@@ -153,7 +164,7 @@ def parse_splits(text: str, seed: int) -> Splits:
         shares.append(share)
     if abs(math.fsum(shares) - 1) > 1e-6:
         raise UsageError(f"--split: the shares add up to {math.fsum(shares):g}, not to 1")
-    return Splits(names=tuple(names), shares=tuple(shares), seed=seed)
+    return Splits(names=tuple(names), shares=tuple(shares), seed=seed, stratify=stratify)
 
 
 def _encode(path: str) -> bytes:

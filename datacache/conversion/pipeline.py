@@ -99,7 +99,7 @@ def run(
         plan.naming,
         plan.lineage or Lineage(plan.command, {"to": plan.to}, refs),
     )
-    inputs = Inputs(catalog, snapshots, plan.reading, plan.splits, processes=processes, progress=progress)
+    inputs = Inputs(catalog, snapshots, plan.reading, plan.splits, plan.rename, processes=processes, progress=progress)
     report = Report(images=sum(table.images for table in inputs.tables))
     report.problems += inputs.problems()
     order = _class_order(catalog, plan, inputs, report)
@@ -371,6 +371,7 @@ def _parameters(plan: Plan, splits: Splits, order: Sequence[str]) -> dict[str, A
     parameters: dict[str, Any] = {"to": plan.to, "classes": list(order), **plan.reading.as_json()}
     if splits.shares:
         parameters |= {"split": dict(zip(splits.names, splits.shares, strict=True)), "seed": splits.seed}
+        parameters |= {"stratify": True} if splits.stratify else {}
     elif splits.names:
         parameters["split"] = "lists"
     if plan.rename:

@@ -1,8 +1,8 @@
-"""A snapshot of some of a snapshot's images, with their annotations: what a query found, under a name of its own.
+"""A snapshot of some of a snapshot's images, with their annotations: what a query found, for one.
 
-Used by `api.subset`. Images and annotation files are entered by reference. Files that speak of many images (COCO,
-keras-yolo3, lists of splits) are written anew with what is left of them; all other files (`data.yaml`, class lists, a
-README) stay as they are.
+Used by `api.subset` and others that choose images. Images and annotation files are entered by reference. Files that
+speak of many images (COCO, keras-yolo3, lists of splits) are written anew with what is left of them; all other files
+(`data.yaml`, class lists, a README) stay as they are.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from datacache.annotations.formats.metadata import is_metadata
 from datacache.annotations.layout import text
 from datacache.annotations.pairing import is_image, is_mask_image, mask_images
 from datacache.annotations.split_lists import cut_down
-from datacache.annotations.table.ranges import Row
 from datacache.catalog.base import Catalog
 from datacache.catalog.commit import check_target, commit_manifest
 from datacache.catalog.objects import NewFiles, ObjectWriter
@@ -38,24 +37,26 @@ def subset(
     reading: Reading,
     parameters: Mapping[str, Any],
     open_objects: Callable[[], ObjectWriter],
+    command: str = "query",
 ) -> SnapshotRecord:
-    """Commit the snapshot that has these images of `snapshot`, and what belongs to them. `parameters` say how they were
-    chosen. Deterministic. `UsageError` where there are none, and for a path that is no usable image."""
-    lineage = Lineage("query", {**parameters, **reading.as_json()}, (snapshot.ref,))
+    """Commit the snapshot that has these images of `snapshot`, and what belongs to them. `command` and `parameters` say
+    how they were chosen. Deterministic. `UsageError` where there are none, and for a path that is no usable image."""
+    lineage = Lineage(command, {**parameters, **reading.as_json()}, (snapshot.ref,))
     check_target(catalog, naming, lineage)
     wanted = frozenset(images)
     if not wanted:
         raise UsageError("no image fits, and a snapshot without images is of no use", hint="Ask for less.")
     annotations = Annotations(snapshot, catalog, reading)
-    rows = [row for row in annotations.table().rows() if row.path in wanted]
-    missing = sorted(wanted.difference(row.path for row in rows if row.annotation is not None))
+    rows = annotations.table().rows()
+    said = {row.path: row.annotation.source for row in rows if row.annotation and row.path in wanted}
+    missing = sorted(wanted.difference(said))
     if missing:
         more = f" and {len(missing) - 1:,} more" if len(missing) > 1 else ""
         raise UsageError(f"{missing[0]!r}{more}: no image of {snapshot.record.ref}, or one that cannot be used")
     source = annotations.source
     if source.layout.lists:
         listed = annotations.splits()
-        in_splits = all(listed.of(_encode(row.path), _encode(row.annotation.source)) for row in rows if row.annotation)
+        in_splits = all(listed.of(_encode(path), _encode(file)) for path, file in said.items())
         plan = Plan(
             to=source.format,
             naming=naming,
@@ -69,7 +70,7 @@ def subset(
     sources: list[Source] = list(snapshot.manifest.root.sources)
     files = NewFiles(sources, catalog.put_blobs, open_objects)
     builder = ManifestBuilder(sources, catalog.put_blobs)
-    for entry in sorted_entries(_entries(source, snapshot, rows, files)):
+    for entry in sorted_entries(_entries(source, snapshot, said, files)):
         builder.add(entry)
     return commit_manifest(
         catalog,
@@ -82,11 +83,11 @@ def subset(
     )
 
 
-def _entries(source: AnnotationSource, snapshot: Snapshot, rows: Collection[Row], files: NewFiles) -> Iterator[Entry]:
-    """Yield the entries of the subset: those of the images and their annotations, the lists cut down, and the rest."""
+def _entries(source: AnnotationSource, snapshot: Snapshot, said: Mapping[str, str], files: NewFiles) -> Iterator[Entry]:
+    """Yield the entries of the subset: those of the images and their annotations, the lists cut down, and the rest.
+    `said` has each image and the file that speaks of it."""
     layout, manifest = source.layout, snapshot.manifest
-    images = {_encode(row.path) for row in rows}
-    annotations = {_encode(row.annotation.source) for row in rows if row.annotation is not None}
+    images, annotations = set(map(_encode, said)), set(map(_encode, said.values()))
     named = NamedImages(manifest, layout)
     masks = {path for image in images if layout.masks for both in mask_images(image) for path in both}
     lists = frozenset((*layout.image_sets, *layout.image_lists))

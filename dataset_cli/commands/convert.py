@@ -61,6 +61,7 @@ split_options = options(
         "--split", metavar="SHARES", help="train=0.8,val=0.2: about so much, by a hash of the path; 'none': no splits."
     ),
     click.option("--seed", type=int, default=0, show_default=True, help="Another seed deals the splits anew."),
+    click.option("--stratify", is_flag=True, help="With --split: the share of each class, too, in each split."),
 )
 map_option = click.option(
     "--map", "rename", metavar="OLD=NEW", multiple=True, help="Call a class so; several may become one. Repeatable."

@@ -236,3 +236,18 @@ def test_a_merge_prints_what_a_conversion_does(faces: Path, dsctl: Dsctl) -> Non
     assert (done.code, done.err) == (0, "")
     assert done.out.startswith("both@")
     assert "images    10 of 19\n" in done.out
+
+
+def test_dedupe_prints_what_it_left_out_and_sample_makes_a_small_one(faces: Path, dsctl: Dsctl) -> None:
+    images = faces / "JPEGImages"
+    (images / "000009.jpg").write_bytes((images / "000010.jpg").read_bytes())
+    assert dsctl("snapshot", "create", "faces", "--from", faces, "--tag", "v2").code == 0
+    done = dsctl("dedupe", "faces@v2", "--as", "once")
+    assert (done.code, done.err) == (0, "")
+    assert done.out.splitlines()[1:] == ["  JPEGImages/000010.jpg  repeats JPEGImages/000009.jpg"]
+    assert dsctl("dedupe", "faces@v2", "--as", "once", "--json").json["left_out"] == [
+        {"path": "JPEGImages/000010.jpg", "kept": "JPEGImages/000009.jpg", "similar": False}
+    ]
+    done = dsctl("sample", "once", "--n", "3", "--by", "label", "--as", "few", "--tag", "v1")
+    assert (done.code, done.err) == (0, "")
+    assert dsctl("query", "few@v1", "--count").out == "3\n"

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from datacache import api
 from datacache.reader.snapshot import Snapshot
@@ -14,6 +15,8 @@ from datacache.settings import Settings
 from dataset_cli.demo.faces import draw_faces
 
 COUNT = 30
+Objects = list[tuple[str, int]]
+OBJECT = "<object><name>{}</name><bndbox><xmin>{}</xmin><ymin>8</ymin><xmax>{}</xmax><ymax>24</ymax></bndbox></object>"
 _numbers = itertools.count()
 
 
@@ -64,3 +67,24 @@ def files(settings: Settings) -> Callable[[str], dict[str, bytes]]:
 def opened(settings: Settings) -> Callable[[str], Snapshot]:
     """Opens a snapshot."""
     return lambda ref: api.open_snapshot(ref, settings)
+
+
+@pytest.fixture
+def data_set(tmp_path: Path, settings: Settings) -> Callable[..., str]:
+    """Makes a data set of Pascal VOC: of each image its colour, and the label and left side of its objects."""
+
+    def made(name: str, images: Mapping[str, tuple[int, Objects]], splits: Mapping[str, str] | None = None) -> str:
+        folder = tmp_path / name
+        for kind in ("JPEGImages", "Annotations", "ImageSets/Main"):
+            (folder / kind).mkdir(parents=True, exist_ok=True)
+        for stem, (colour, objects) in images.items():
+            # Bitmaps are as large as each other, so sizes tell nothing.
+            Image.new("RGB", (64, 48), (colour, 99, 200)).save(folder / "JPEGImages" / f"{stem}.bmp")
+            xml = "".join(OBJECT.format(label, x, x + 10) for label, x in objects)
+            size = "<size><width>64</width><height>48</height></size>"
+            (folder / "Annotations" / f"{stem}.xml").write_text(f"<annotation>{size}{xml}</annotation>")
+        for split, names in (splits or {}).items():
+            (folder / "ImageSets" / "Main" / f"{split}.txt").write_text(names.replace(" ", "\n"))
+        return api.create_snapshot(name, folder.as_uri(), settings=settings).ref
+
+    return made
