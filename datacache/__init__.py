@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from datacache.api import drain_node as drain_node
     from datacache.api import evict as evict
     from datacache.api import export_snapshot as export_snapshot
+    from datacache.api import fix_problems as fix_problems
     from datacache.api import import_export as import_export
     from datacache.api import import_jsonl as import_jsonl
     from datacache.api import jobs as jobs
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from datacache.api import open_tasks as open_tasks
     from datacache.api import pin as pin
     from datacache.api import preview as preview
+    from datacache.api import problems as problems
     from datacache.api import query as query
     from datacache.api import remove_snapshot as remove_snapshot
     from datacache.api import sample as sample

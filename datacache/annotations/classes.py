@@ -22,7 +22,7 @@ _MAX_CLASSES = 100_000
 _MAX_KEYPOINTS = 10_000
 _OBB = re.compile(r"^#\s*task\s*:\s*obb\s*$", re.MULTILINE)
 _UNLISTED = re.compile(r"class_(0|[1-9][0-9]*)")
-_BETWEEN = re.compile(r"[\s_-]+")
+_BETWEEN = re.compile(r"(?<=[^\W\d_])[\s_-]+(?=[^\W_])|(?<=\d)[\s_-]+(?=[^\W\d_])")
 _ENCODINGS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
 
 
@@ -170,8 +170,14 @@ def spelled_alike(labels: Iterable[str]) -> list[list[str]]:
     """Return the labels that differ in capitals, spaces, `_` and `-` alone, together, sorted."""
     found: dict[str, list[str]] = {}
     for label in sorted(labels):
-        found.setdefault(_BETWEEN.sub("", label.casefold()), []).append(label)
+        found.setdefault(spelled(label), []).append(label)
     return [alike for alike in found.values() if len(alike) > 1]
+
+
+def spelled(label: str) -> str:
+    """Return a label without capitals and separators, but those between two digits. Labels of one character are as they
+    are: `a` may not be `A`."""
+    return _BETWEEN.sub("", label.casefold()) if len(label) > 1 else label
 
 
 def unlisted(id: int | str) -> str:

@@ -31,9 +31,11 @@ if TYPE_CHECKING:
     from datacache.annotations.table.table import Table as Table
     from datacache.api.annotations import convert as convert
     from datacache.api.annotations import dedupe as dedupe
+    from datacache.api.annotations import fix_problems as fix_problems
     from datacache.api.annotations import merge as merge
     from datacache.api.annotations import open_annotations as open_annotations
     from datacache.api.annotations import preview as preview
+    from datacache.api.annotations import problems as problems
     from datacache.api.annotations import query as query
     from datacache.api.annotations import read_classes as read_classes
     from datacache.api.annotations import sample as sample

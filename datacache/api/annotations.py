@@ -29,6 +29,7 @@ from datacache.reader.snapshot import Snapshot
 from datacache.settings import Settings, load_settings
 
 if TYPE_CHECKING:
+    from datacache.annotations.model import Problem
     from datacache.annotations.stats import Statistics
     from datacache.annotations.table.table import ImageSummary, Table
     from datacache.conversion.dedupe import Repeat
@@ -81,6 +82,33 @@ def stats(ref: str, *, settings: Settings | None = None) -> Statistics:
 
     with open_annotations(ref, settings=settings) as (_snapshot, table):
         return collect(table)
+
+
+def problems(
+    ref: str,
+    *,
+    predictions: str | None = None,
+    settings: Settings | None = None,
+    progress: Callable[[str, int, int], None] = lambda _what, _done, _total: None,
+    **reading: Unpack[ReadingOptions],
+) -> list[Problem]:
+    """Return all that is wrong in a snapshot's annotations, in the order of files and lines: what reading finds, and
+    what a closer look does (`docs/ANNOTATIONS.md`). `predictions` is a snapshot of the same images whose objects have
+    scores. Images of equal sizes in several splits are read."""
+    from datacache.conversion.index import Annotations
+    from datacache.conversion.problems import find
+
+    settings = settings or load_settings()
+    how = make_reading(reading)
+    with (
+        ExitStack() as opened,
+        closing(open_catalog(settings)) as catalog,
+        open_snapshot(ref, settings) as snapshot,
+    ):
+        annotations = Annotations(snapshot, catalog, how)
+        predicted = opened.enter_context(open_annotations(predictions, settings=settings))[1] if predictions else None
+        found = list(find(snapshot, annotations, annotations.table(progress=progress), predicted))
+    return sorted(found, key=lambda problem: (problem.file, problem.line))
 
 
 def preview(ref: str, *, paths: Collection[str] | None = None, n: int = 16, settings: Settings | None = None) -> bytes:
@@ -315,6 +343,32 @@ def merge(
             processes=processes,
             progress=progress,
         )
+
+
+def fix_problems(
+    ref: str,
+    *,
+    name: str,
+    settings: Settings | None = None,
+    progress: Callable[[str, int, int], None] = lambda _what, _done, _total: None,
+    **options: Unpack[SubsetOptions],
+) -> Conversion:
+    """Make a snapshot of dataset `name` with the images of `ref` and its annotations in the format they are in, without
+    the problems that `problems` finds and that can be mended; the report of the result says what was done.
+
+    Deterministic and idempotent, as `convert` is. `UsageError` where there are no annotations of objects."""
+    from datacache.catalog.objects import ObjectWriter
+    from datacache.conversion.index import Annotations
+    from datacache.conversion.pipeline import Plan, run
+    from datacache.conversion.problems import own_format
+
+    settings = settings or load_settings()
+    given: dict[str, Any] = dict(options)
+    naming, reading = Naming(name=name, **take(given, NamingOptions)), make_reading(given)
+    with closing(open_catalog(settings)) as catalog, open_snapshot(ref, settings) as snapshot:
+        to = own_format(Annotations(snapshot, catalog, reading).table(progress=progress))
+        plan = Plan(to=to, naming=naming, reading=reading, keep_unannotated=True, fix=True, command="fix")
+        return run(catalog, [snapshot], plan, open_objects=lambda: ObjectWriter(catalog, settings), progress=progress)
 
 
 def shard(

@@ -27,7 +27,7 @@ from datacache.manifest.model import PACKS, BlobId, DatasetRecord, Lineage, Nami
 from datacache.manifest.reader import Manifest
 
 _SHOWN = 3
-_LAYOUTS = {"convert": "to", "merge": "to", "shard": "format"}
+_LAYOUTS = {"convert": "to", "fix": "to", "merge": "to", "shard": "format"}
 """The parameter of a command that says what the files look like."""
 
 

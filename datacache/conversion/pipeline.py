@@ -9,7 +9,7 @@ as many processes as there are processors for reading annotations and for image 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from xxhash import xxh3_64_intdigest
@@ -26,6 +26,7 @@ from datacache.conversion.fitting import fit
 from datacache.conversion.index import Reading
 from datacache.conversion.model import Image, Report, Splits, stem
 from datacache.conversion.operations import Operations
+from datacache.conversion.problems import Mending, renamed
 from datacache.conversion.targets import TARGETS, About, Target
 from datacache.core.counters import count
 from datacache.core.errors import BrokenImageError, ConversionError, UsageError
@@ -63,6 +64,8 @@ class Plan:
     keep_unannotated: bool = False
     strict: bool = False
     operations: Operations | None = None
+    fix: bool = False
+    """Mend what a closer look finds (`problems`); of one snapshot."""
     reencode_broken: bool = False
     """Write JPEGs with bytes behind their end anew, without these."""
     only: Collection[str] | None = None
@@ -102,6 +105,9 @@ def run(
     inputs = Inputs(catalog, snapshots, plan.reading, plan.splits, plan.rename, processes=processes, progress=progress)
     report = Report(images=sum(table.images for table in inputs.tables))
     report.problems += inputs.problems()
+    mending = Mending(snapshot, inputs.tables[0], inputs.splits[0], fix=True) if plan.fix else None
+    if mending is not None:
+        plan = replace(plan, rename={**mending.spellings, **plan.rename})
     order = _class_order(catalog, plan, inputs, report)
     about = About(
         order,
@@ -114,7 +120,9 @@ def run(
     sources: list[Source] = list(snapshot.manifest.root.sources)
     files = NewFiles(sources, catalog.put_blobs, open_objects)
     builder = ManifestBuilder(sources, catalog.put_blobs)
-    images: Iterable[Image] = _images(inputs, plan, files, classes=frozenset(order), target=target, report=report)
+    images: Iterable[Image] = _images(
+        inputs, plan, mending, files, classes=frozenset(order), target=target, report=report
+    )
     if plan.operations:
         number = files.source(files.objects.source)
         from datacache.conversion.images import process_images  # with numpy and Pillow, a fifth of a second
@@ -199,12 +207,23 @@ def _expect_none_wrong(inputs: Inputs, report: Report) -> None:
 
 
 def _images(
-    inputs: Inputs, plan: Plan, files: NewFiles, *, classes: frozenset[str], target: Target, report: Report
+    inputs: Inputs,
+    plan: Plan,
+    mending: Mending | None,
+    files: NewFiles,
+    *,
+    classes: frozenset[str],
+    target: Target,
+    report: Report,
 ) -> Iterator[Image]:
     """Yield the images that go into the result, with what is left of their boxes."""
     for row, number, entry, found, splits, dataset in inputs.images(files.source, report.problems):
         if plan.only is not None and row.path not in plan.only:
             continue
+        if mending is not None:
+            if mending.is_left_out(row.path, report.problems):
+                continue
+            found = [mending.mended(each, report.problems) for each in found]  # noqa: PLW2901
         # Labels of whole images say nothing of objects, but to a format that has such labels.
         labelled = "labels" in target.holds and any(each.labels for each in found)
         annotated = (target.of_objects and any(map(_says_objects, found))) or labelled
@@ -261,10 +280,7 @@ def _says_objects(annotation: Annotation) -> bool:
 
 def _with_chosen_boxes(annotation: Annotation, plan: Plan, classes: frozenset[str], report: Report) -> Annotation:
     if plan.rename:
-        annotation = annotation._replace(
-            boxes=tuple(box._replace(label=plan.rename.get(box.label, box.label)) for box in annotation.boxes),
-            labels=_renamed(annotation.labels, plan.rename),
-        )
+        annotation = renamed(annotation, plan.rename)
     boxes = annotation.boxes
     if plan.skip_difficult and any(box.difficult for box in boxes):
         boxes = tuple(box for box in boxes if not box.difficult)

@@ -117,6 +117,11 @@ def run_conversion(app: App, what: str, make: Callable[..., api.Conversion], rep
             app.out.result({"snapshot": None, "report": problems})
             _show_problems(app, exc.problems, report)
             raise
+    show_conversion(app, done, report)
+
+
+def show_conversion(app: App, done: api.Conversion, report: Path | None = None) -> None:
+    """Print the snapshot that was made and what was done, and write it to `report`."""
     shown = {"snapshot": described(app, done.record), "report": done.report.as_json()}
     if report is not None:
         _write(report, shown)
@@ -153,11 +158,15 @@ def _show_problems(app: App, problems: Sequence[api.AnnotationProblem], report: 
     app.out.line(f"problems  {counted_problems(Counter(problem.action for problem in problems))}")
     order = ("skipped", "changed", "repaired", "noted")
     for problem in sorted(problems, key=lambda problem: order.index(problem.action))[:_SHOWN]:
-        place = f"{problem.file}:{problem.line}" if problem.line else problem.file
-        app.out.line(f"  {problem.action:8}  {problem.code:18}  {printable(place)}  {printable(problem.message)}")
+        app.out.line(f"  {problem.action:8}  {problem.code:18}  {place(problem)}  {printable(problem.message)}")
     if len(problems) > _SHOWN:
         where = f"all are in {report}" if report is not None else "--report FILE or --json lists all"
         app.out.line(f"  … and {len(problems) - _SHOWN:,} more: {where}")
+
+
+def place(problem: api.AnnotationProblem) -> str:
+    """Return file and line of a problem."""
+    return printable(f"{problem.file}:{problem.line}" if problem.line else problem.file)
 
 
 def counted_problems(times: Mapping[str, int]) -> str:

@@ -1,16 +1,17 @@
-"""`dsctl stats`: what a data set looks like, as text and as a picture.
+"""`dsctl stats`: what a data set looks like, as text and as a picture; its problems, listed and mended.
 
 With `--json` it prints `{"ref", "images", "with_objects", "empty", "unannotated", "unusable", "boxes", "difficult",
 "truncated", "occluded", "shapes": {"polygons", "masks", "rotated", "vertices", "keypoints"}, "classes": [{"label",
 "images", "boxes", "share", "difficult"}], "boxes_per_image": [{"boxes", "images"}], "image_sizes": [{"width", "height",
 "images"}], "box_sizes", "coco_sizes", "box_areas": {"edges", "boxes"}, "box_aspects": {"edges", "boxes"}, "problems":
-[{"code", "action", "times"}]}`.
+[{"code", "action", "times"}]}`. With `--problems`: `{"ref", "problems": [{"code", "action", "file", "line",
+"message"}]}`; with `--fix` what `dsctl convert` prints.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,9 @@ import click
 
 from datacache import api
 from datacache.core.errors import UsageError
-from dataset_cli.app import FILE, App, SnapshotRef, command, reading_options
-from dataset_cli.output import printable, write_file
+from dataset_cli.app import FILE, App, DatasetName, SnapshotRef, command, naming_options, reading_options
+from dataset_cli.commands.convert import place, show_conversion
+from dataset_cli.output import Progress, printable, write_file
 
 _BAR, _CLASSES, _SIZES, _COUNTS = 24, 50, 8, 12
 _SHAPES = {"rotated": "turned boxes", "vertices": "points of polygons and turned boxes"}
@@ -28,26 +30,69 @@ _SHAPES = {"rotated": "turned boxes", "vertices": "points of polygons and turned
 @command()
 @click.argument("ref", type=SnapshotRef())
 @click.option("--plot", "picture", type=FILE, help="Draw it: a .png, .svg or .pdf file.")
+@click.option("--problems", is_flag=True, help="List all problems, each with its place; looks closer than reading.")
+@click.option("--predictions", type=SnapshotRef(), help="With --problems: objects that these predictions doubt, too.")
+@click.option("--fix", is_flag=True, help="Mend what can be mended, as a snapshot of its own.")
+@click.option("--as", "name", type=DatasetName(), help="With --fix: its name.")
+@naming_options("--fix")
 @reading_options
-def stats(app: App, /, *, ref: str, picture: Path | None, **how: Any) -> None:
+def stats(
+    app: App,
+    /,
+    *,
+    ref: str,
+    picture: Path | None,
+    problems: bool,
+    predictions: str | None,
+    fix: bool,
+    name: str | None,
+    **how: Any,
+) -> None:
     """Show a data set's classes, sizes and problems.
 
     Classes, boxes per image, sizes of images and boxes, and what is wrong in the annotations.
 
+    --problems lists it with file and line, and looks for outlines that cross themselves, objects that are there twice,
+    a class in two spellings, and images that several splits have. --fix makes a snapshot without them.
+
     \b
     dsctl stats mask@v3
     dsctl stats mask@v3 --plot mask.png
+    dsctl stats mask@v3 --problems
+    dsctl stats mask@v3 --fix --as mask-mended
     """
+    naming = api.take(how, api.NamingOptions)
+    if fix != (name is not None) or (any(naming.values()) and not fix):
+        raise UsageError("--fix makes a snapshot that is named with --as", hint="Give both, or neither.")
+    if predictions is not None and (fix or not problems):
+        raise UsageError("--predictions is for --problems", hint="What predictions doubt is listed, and not mended.")
+    if name is not None:
+        with app.out.progress(f"mending {ref}") as bar:
+            done = api.fix_problems(ref, name=name, settings=app.settings, progress=_shown_on(bar), **naming, **how)
+        show_conversion(app, done)
+        return
+    if problems:
+        with api.open_snapshot(ref, app.settings) as snapshot:
+            ref = snapshot.record.ref
+        with app.out.progress(f"looking at {ref}") as bar:
+            found = api.problems(ref, predictions=predictions, settings=app.settings, progress=_shown_on(bar), **how)
+        app.out.result({"ref": ref, "problems": [problem._asdict() for problem in found]})
+        app.out.lines(f"{place(problem)}  {problem.code}  {printable(problem.message)}" for problem in found)
+        return
     format = picture.suffix.lower().removeprefix(".") if picture is not None else ""
     if picture is not None and format not in api.PLOT_FORMATS:
         raise UsageError(f"--plot: {picture} is not named as a picture", hint="Name it .png, .svg or .pdf.")
-    name, found = collect(app, ref, **how)
+    ref, collected = collect(app, ref, **how)
     if picture is not None:
-        write_file(picture, api.plot_statistics(found, name, format=format), "--plot")
-    app.out.result({"ref": name, **found.as_json()})
-    print_statistics(app, found, name)
+        write_file(picture, api.plot_statistics(collected, ref, format=format), "--plot")
+    app.out.result({"ref": ref, **collected.as_json()})
+    print_statistics(app, collected, ref)
     if picture is not None:
         app.out.line(f"\n{printable(str(picture))} shows it")
+
+
+def _shown_on(bar: Progress) -> Callable[[str, int, int], None]:
+    return lambda what, done, total: bar.update(f"{what} {done:,} images", done, total)
 
 
 def collect(app: App, ref: str, **how: Any) -> tuple[str, api.Statistics]:

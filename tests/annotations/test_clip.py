@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import shapely
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from datacache.annotations.check import displayed
@@ -68,7 +68,9 @@ def test_of_a_ring_that_crosses_itself_the_parts_that_it_fills_are_kept() -> Non
 @given(points_within(9, 9), hundredths(5), hundredths(5))
 def test_the_window_cuts_as_shapely_does(ring, left, top) -> None:
     polygon, window = Polygon(ring), (left, top, left + 3, top + 3)
-    shape = shapely.make_valid(shapely.Polygon(np.frombuffer(ring).reshape(-1, 2)))
+    drawn = shapely.Polygon(np.frombuffer(ring).reshape(-1, 2))
+    assume(shapely.node(drawn.boundary).length > drawn.length - 1e-9)  # no line lies on another
+    shape = shapely.make_valid(drawn)
     there = shapely.intersection(shape, shapely.box(*window)).area
     kept = clips.clip(polygon, window)
     if kept is None:

@@ -175,6 +175,27 @@ def test_statistics_are_shown_as_text_and_json_and_picture(masks: Path, dsctl: D
     ]
 
 
+def test_problems_are_listed_with_their_places_and_mended(tmp_path: Path, dsctl: Dsctl) -> None:
+    folder = tmp_path / "faces"
+    write(folder, "1", "mask", "hat")
+    write(folder, "2", "Mask", "mask")
+    assert dsctl("snapshot", "create", "faces", "--from", folder).code == 0
+    (line,) = dsctl("stats", "faces", "--problems").out.splitlines()
+    message = "the class 'Mask' (1 objects, 1 images) is written 'mask' elsewhere (2 objects)"
+    assert line == f"Annotations/2.xml:3  class-spelling  {message}"
+    listed = dsctl("stats", "faces", "--problems", "--json").json
+    assert listed["ref"].startswith("faces@")
+    assert listed["problems"] == [
+        {"code": "class-spelling", "action": "noted", "file": "Annotations/2.xml", "line": 3, "message": message}
+    ]
+    done = dsctl("stats", "faces", "--fix", "--as", "mended", "--tag", "v1")
+    assert (done.code, done.err) == (0, "")
+    assert f"  repaired  class-spelling      Annotations/2.xml:3  {message}, and is now so everywhere" in done.out
+    assert dsctl("stats", "mended@v1", "--problems").out == ""
+    for refused in (["--fix"], ["--as", "x"], ["--predictions", "faces"], ["--fix", "--as", "x", "--predictions", "y"]):
+        assert dsctl("stats", "faces", *refused).code == 2
+
+
 def test_a_plot_that_cannot_be_written_is_an_error_and_leaves_nothing(
     masks: Path, dsctl: Dsctl, tmp_path: Path
 ) -> None:
