@@ -36,7 +36,7 @@ from datacache.core.errors import AnnotationError, UsageError
 from datacache.manifest.reader import Manifest
 
 _SAMPLE: Final = 128
-_KEPT: Final = 256
+_KEPT: Final = 1000
 _FOLDERS_KEPT: Final = 1000
 _HEAD_BYTES: Final = 2**16
 _CLASS_LIST: Final = re.compile(rb"(?:^|[^a-z])(?:classes|names|labels)\.txt$|\.names$|_darknet\.labels$")
@@ -127,6 +127,8 @@ class Layout:
     """The splits that folders are named after: `images/train` and so on."""
     image_folders: tuple[bytes, ...] = field(default=(), repr=False)
     """The first folders with images, in byte order."""
+    metadata: tuple[bytes, ...] = ()
+    """The files `metadata.jsonl`."""
     masks: bool = False
     """There are VOC's images of masks."""
     label_map: bytes | None = None
@@ -187,7 +189,8 @@ def detect(manifest: Manifest, read: Read, *, format: str | None = None) -> Layo
                 f"the snapshot has annotations in several formats: {shown}",
                 hint=f"Choose one with --format {'|'.join(found)}",
             )
-        usual = "voc" if seen.masks.count else "folders" if seen.has_class_folders() else "none"
+        usual = "imagefolder" if seen.metadata else "folders" if seen.has_class_folders() else "none"
+        usual = "voc" if seen.masks.count else usual
         format = next(iter(found), usual)
     elif format != "none" and not seen.counts(sure=False)[format]:
         raise UsageError(f"the snapshot has no annotations in the format {format}; it has {seen}")
@@ -303,6 +306,8 @@ class _Seen:
     def counts(self, *, sure: bool) -> dict[str, int]:
         """Return how many files there are of each format; `sure` where their content was looked at, too."""
         lists = {name: len(find(self)) for name, find in _LISTS.items()}
+        if sure:
+            lists["imagefolder"] = 0  # it may be beside any other format
         lists["folders"] = 0 if sure else self.images  # said by no file: see `has_class_folders`
         files = {name: count if not sure or look(self) else 0 for name, (count, look) in self._files().items()}
         return {name: (lists | files)[name] for name in FORMATS if name != "none"}
@@ -323,6 +328,7 @@ class _Seen:
             image_lists=tuple(self._image_lists),
             split_folders=frozenset(self.split_folders if "train" in self.split_folders else ()),
             image_folders=tuple(self.image_folders),
+            metadata=tuple(self.metadata),
             masks=masks,
             label_map=next(iter(_nearest(self.label_maps)), None),
             no_data=self.no_data.count + (0 if masks else self.masks.count),
@@ -386,7 +392,7 @@ class _Seen:
 
     def has_class_folders(self) -> bool:
         """Tell whether all images lie in folders of classes, in those of splits."""
-        return len(self._classes) > 1 and b"" not in self._classes and not self.metadata
+        return len(self._classes) > 1 and b"" not in self._classes
 
     def cvat(self) -> list[bytes]:
         """Return the XML files of CVAT, which belong to no single image."""
@@ -436,6 +442,7 @@ class _Seen:
 _LISTS: Final[dict[str, Callable[[_Seen], list[bytes]]]] = {
     "coco": _Seen.coco,
     "cvat": _Seen.cvat,
+    "imagefolder": lambda seen: seen.metadata,
     "keras-yolo3": _Seen.keras_yolo,
     "open-images": _Seen.open_images,
 }

@@ -34,6 +34,7 @@ FORMATS: Final = {
     "coco": Format(sized=True),
     "cvat": Format(sized=True),
     "folders": Format(),
+    "imagefolder": Format(),
     "keras-yolo3": Format(numbered=True),
     "labelme": Format(b".json", sized=True),
     "none": Format(),
@@ -42,9 +43,9 @@ FORMATS: Final = {
     "yolo": Format(b".txt", numbered=True),
     "yolo-obb": Format(b".txt", numbered=True),
 }
-"""The formats that are read; `none` where there are images alone, `folders` where their folders are classes. `yolo-obb`
-has the files of `yolo`, and its lines of four points are rotated boxes; it must be asked for, unless `data.yaml` says
-so."""
+"""The formats that are read: `none` where there are images alone, `folders` where their folders are classes,
+`imagefolder` where only `metadata.jsonl` speaks of them. `yolo-obb` has the files of `yolo`, and its lines of four
+points are rotated boxes; it must be asked for, unless `data.yaml` says so."""
 Action = Literal["repaired", "skipped", "noted", "changed"]
 
 
@@ -248,10 +249,9 @@ PROBLEMS: Final[dict[str, str]] = {
     "keypoints-padded": "The format has as many keypoints for each object, and an object has fewer",
     "keypoints-left-out": "The format has no keypoints, or none for this object",
     "details-left-out": "The format has no tracks, groups, scores or authors",
-    "objects-left-out": "The format has labels of images alone",
+    "objects-left-out": "The format has labels of images, and no objects or captions",
     "labels-left-out": "The format has one label an image",
     "label-folder": "The format has folders of classes, and a label can be no folder",
-    "captions-left-out": "The format has no captions",
     "crop-outside": "A crop reaches beyond the image, or misses it",
     "box-cropped-away": "A crop, or every tile, leaves nothing of an object, or less than was asked for",
     "flip-unknown": "A mirror makes left keypoints right ones, and which these are is not known",

@@ -198,6 +198,8 @@ def _each_once(texts: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
 def own_target(tables: Sequence[Table]) -> str:
     """Return the format that tables are written in, so that they lose nothing. `UsageError` where they differ."""
     found = {_target_of(table) for table in tables if table.meta.get("format", "none") != "none"}
+    if len(found) > 1:
+        found.discard("imagefolder")  # a `metadata.jsonl` is beside any other
     if len(found) == 1:
         return found.pop()
     raise UsageError(

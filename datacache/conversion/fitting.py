@@ -21,19 +21,15 @@ _PAIRS_AT_ONCE: Final = 4_000_000
 
 def fit(annotation: Annotation, holds: frozenset[str], problems: list[Problem]) -> Annotation:
     """Return what a format can hold of an annotation: `holds` are kinds as in `Target.holds`."""
-    if not annotation.captions and not any(box.extra for box in annotation.boxes):
+    if not any(box.extra for box in annotation.boxes):
         return annotation
     fitting = _Fitting(holds, annotation.width, annotation.height)
     boxes = tuple(box if box.extra is None else fitting.fitted(box, box.extra) for box in annotation.boxes)
-    captions = annotation.captions
-    if captions and "captions" not in holds:
-        fitting.say("captions-left-out", "captions are left out", 0)
-        captions = ()
     for code, (message, objects, line) in fitting.changes.items():
-        of = f" of {count(objects, 'object')}" if code != "captions-left-out" else ""
+        of = f" of {count(objects, 'object')}"
         file = annotation.source or annotation.path
         problems.append(Problem(code, "changed", file, line, f"{annotation.path}: {message.format(of=of)}"))
-    return annotation._replace(boxes=boxes, captions=captions)
+    return annotation._replace(boxes=boxes)
 
 
 class _Fitting:

@@ -16,7 +16,7 @@ from functools import cached_property
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
-from datacache.annotations.check import check
+from datacache.annotations.check import check, same_object
 from datacache.annotations.formats import labelme, voc, yolo
 from datacache.annotations.formats.mask_images import add_masks
 from datacache.annotations.formats.open_images import scaled
@@ -317,11 +317,12 @@ class _Reader:
             return draft
         listed, found = item.draft
         problems += found
-        return (
-            listed
-            if draft is None
-            else draft._replace(labels=draft.labels + listed.labels, captions=draft.captions + listed.captions)
-        )
+        if draft is None:
+            return listed
+        known = set(map(same_object, draft.boxes))
+        more = tuple(box._replace(line=0) for box in listed.boxes if same_object(box) not in known)
+        labels, captions = draft.labels + listed.labels, draft.captions + listed.captions
+        return draft._replace(boxes=draft.boxes + more, labels=labels, captions=captions)
 
     def _parsed(self, item: Item, raw: Data, header: ImageHeader | None, problems: list[Problem]) -> Draft | None:
         """Read what the image's own file says."""

@@ -225,7 +225,8 @@ def _images(
                 continue
             found = [mending.mended(each, report.problems) for each in found]  # noqa: PLW2901
         # Labels of whole images say nothing of objects, but to a format that has such labels.
-        labelled = "labels" in target.holds and any(each.labels for each in found)
+        kinds = {kind for each in found for kind in ("labels", "captions") if getattr(each, kind)}
+        labelled = "labels" in target.holds and bool(kinds & (target.holds if target.of_objects else {"labels"}))
         annotated = (target.of_objects and any(map(_says_objects, found))) or labelled
         if not annotated:
             kept = plan.keep_unannotated

@@ -460,9 +460,7 @@ class AnnotationSource:
     def _drafts(self) -> dict[bytes, Said]:
         """Return what the files that speak of many images say, by image."""
         drafts = Drafts(NamedImages(self._manifest, self.layout), split_files=not self.layout.image_sets)
-        folders = dict.fromkeys((b"", *self.layout.image_folders))
-        labels = [folder + metadata.NAME for folder in folders]
-        for file in (*self.layout.lists, *(path for path in labels if self._manifest.find(path) is not None)):
+        for file in dict.fromkeys((*self.layout.lists, *self.layout.metadata)):
             drafts.add(file, self._parsed(file))
         found = drafts.finish()
         self.problems += drafts.problems

@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from datacache.annotations.classes import class_ids
-from datacache.annotations.formats.metadata import NAME as METADATA
 from datacache.annotations.layout import text
 from datacache.annotations.model import Annotation
 from datacache.annotations.pairing import is_image
@@ -206,10 +205,7 @@ def _annotated(annotations: Annotations, snapshot: Snapshot) -> bool:
         if any(is_image(path) for path in snapshot.manifest.paths()):
             raise
         return False  # neither images nor annotations
-    if source.format not in ("none", "folders"):  # of which `folder` needs no table
-        return True
-    folders = (b"", *source.layout.image_folders)
-    return any(snapshot.manifest.find(folder + METADATA) is not None for folder in folders)
+    return source.format not in ("none", "folders")  # of which `folder` needs no table
 
 
 def _possible(

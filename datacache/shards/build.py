@@ -295,7 +295,7 @@ def _content(
             raise UsageError(f"--classes-from-folders: {snapshot.record.ref} has no images")
         return _Content(samples.groups(manifest, counts), (), counts)
     annotations = Annotations(snapshot, catalog, options.reading)
-    if annotations.source.layout.format in ("none", "folders") and not seen.metadata:
+    if annotations.source.layout.format in ("none", "folders"):
         found = samples.folder_classes(seen) if options.classes_from_folders else ()
         classes = class_order(found, given=options.classes) if found else ()
         labels = _labels(options.format, classes, detection=False)

@@ -18,7 +18,6 @@ from typing import NamedTuple
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
-from datacache.annotations.formats.metadata import NAME as METADATA
 from datacache.annotations.pairing import is_image
 from datacache.annotations.table.table import Table
 from datacache.conversion.index import with_entries
@@ -64,8 +63,6 @@ class Survey:
     """The findings of one look at a snapshot's paths."""
 
     images: int = 0
-    metadata: bool = False
-    """True if there are labels of whole images."""
     folders: dict[bytes, None] = field(default_factory=dict)
     """The folders with images, in order."""
 
@@ -81,8 +78,6 @@ def survey(manifest: Manifest) -> Survey:
             if folder != last:
                 found.folders[folder] = None
                 last = folder
-        elif path.rpartition(b"/")[2] == METADATA:
-            found.metadata = True
     return found
 
 

@@ -33,6 +33,7 @@ FORMATS = (
     "cvat",
     "cvat-video",
     "folders",
+    "imagefolder",
     "keras-yolo3",
     "labelme",
     "voc",

@@ -43,7 +43,6 @@ def fitted(holds: frozenset[str], *extras: Extra, **more: Any) -> tuple[list[Ext
     boxes = tuple(Box("a", 2, 2, 12, 12, line=n, extra=extra) for n, extra in enumerate(extras, 1))
     problems: list[Problem] = []
     found = fit(Annotation("a.jpg", 30, 30, boxes, (), "f", **more), holds, problems)
-    assert not found.captions or "captions" in holds
     assert {problem.file for problem in problems} <= {"f"}
     return [box.extra for box in found.boxes], [(problem.code, problem.action) for problem in problems]
 
@@ -144,10 +143,9 @@ def test_any_mask_becomes_one_ring_or_nothing(pixels: Any) -> None:
 def test_the_objects_of_an_image_are_counted_under_one_code() -> None:
     problems: list[Problem] = []
     boxes = tuple(Box("a", 2, 2, 12, 12, line=n, extra=Extra(HOLED)) for n in (4, 5))
-    fit(Annotation("a.jpg", 30, 30, boxes, (), "f", ("A sentence.",)), BOXES, problems)
+    fit(Annotation("a.jpg", 30, 30, boxes, (), "f"), BOXES, problems)
     assert problems == [
         Problem("polygon-boxed", "changed", "f", 4, "a.jpg: the polygons of 2 objects became their boxes"),
-        Problem("captions-left-out", "changed", "f", 0, "a.jpg: captions are left out"),
     ]
 
 
@@ -210,6 +208,15 @@ def test_instances_keypoints_and_captions_of_coco_are_one_data_set(
     assert [entry["caption"] for entry in captions["annotations"]] == ["Someone."]
 
 
+def test_captions_go_along_into_any_format(
+    persons: str, convert: Convert, files: Callable[[str], dict[str, bytes]], settings: Settings
+) -> None:
+    first = convert(persons, "yolo").record.ref
+    assert files(first)["metadata.jsonl"] == b'{"file_name": "images/train/a.jpg", "text": "Someone."}\n'
+    back = api.convert(first, to="coco", name="back", settings=settings, strict=True).record.ref
+    assert b"Someone." in files(back)["annotations/captions_train.json"]
+
+
 def test_the_targets_of_yolo_each_have_their_kind(
     persons: str, convert: Convert, files: Callable[[str], dict[str, bytes]]
 ) -> None:
@@ -229,7 +236,6 @@ def test_the_targets_of_yolo_each_have_their_kind(
         "polygon-boxed",
         "mask-boxed",
         "keypoints-left-out",
-        "captions-left-out",
     }
 
 
@@ -254,7 +260,7 @@ def test_images_of_masks_are_the_same_there_and_back(
     persons: str, convert: Convert, files: Callable[[str], dict[str, bytes]], settings: Settings
 ) -> None:
     there = convert(persons, "voc")
-    codes = {"polygon-masked", "keypoints-left-out", "captions-left-out"}
+    codes = {"polygon-masked", "keypoints-left-out"}
     assert {p.code for p in there.report.problems if p.action == "changed"} == codes
     found = files(there.record.ref)
     assert found["labelmap.txt"].splitlines()[1:] == [b"background:0,0,0::", b"person:128,0,0::"]

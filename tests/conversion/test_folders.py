@@ -31,7 +31,7 @@ Convert = Callable[..., Conversion]
         (["cat/a.jpg", "dog/a.jpg"], "none"),
         (["train/cat/a.jpg", "val/cat/a.jpg"], "none"),  # of one class, and likelier none
         (["train/cat/a.jpg", "train/dog/a.jpg", "train/a.jpg"], "none"),
-        (["train/cat/a.jpg", "train/dog/a.jpg", "metadata.jsonl"], "none"),
+        (["train/cat/a.jpg", "train/dog/a.jpg", "metadata.jsonl"], "imagefolder"),
         (["train/images/a.jpg", "val/JPEGImages/a.jpg"], "none"),
         (["images/train/a.jpg", "images/val/a.jpg"], "none"),
     ],
@@ -110,7 +110,8 @@ def test_what_folders_cannot_hold_is_counted(
     images: Callable[..., str], convert: Convert, settings: Settings, files: Files, tmp_path: Path
 ) -> None:
     lines = {"a.jpg": "night", "b.jpg": ["day", "rain"], "c.jpg": "and/or", "x/a.jpg": "night", "y/a.jpg": ".."}
-    text = "".join(json.dumps({"file_name": name, "label": label}) + "\n" for name, label in lines.items())
+    said = [{"file_name": name, "label": label} for name, label in lines.items()]
+    text = "".join(json.dumps(line) + "\n" for line in [*said, {"file_name": "b.jpg", "text": "A day."}])
     (tmp_path / "images").mkdir()
     (tmp_path / "images" / "a.txt").write_text("0 0.5 0.5 0.2 0.2\n")
     ref = images("a.jpg", "b.jpg", "c.jpg", "d.jpg", "x/a.jpg", "y/a.jpg", metadata__jsonl=text, obj__names="face\n")
@@ -126,9 +127,11 @@ def test_what_folders_cannot_hold_is_counted(
     assert [problem[:3] for problem in done.report.problems] == [
         ("objects-left-out", "changed", "a.txt"),
         ("image-unannotated", "noted", "d.jpg"),
+        ("objects-left-out", "changed", "metadata.jsonl"),
         ("labels-left-out", "changed", "metadata.jsonl"),
         ("label-folder", "changed", "metadata.jsonl"),
         ("label-folder", "changed", "metadata.jsonl"),
+        ("image-repeated", "noted", "metadata.jsonl"),
     ]
     assert done.report.boxes == 0
     with pytest.raises(ConversionError, match="strict"):

@@ -20,7 +20,7 @@ from typing import Final
 
 from datacache.annotations.check import clean_label
 from datacache.annotations.classes import unlisted, unnamed
-from datacache.annotations.formats.geometry import around
+from datacache.annotations.formats.geometry import around, side
 from datacache.annotations.formats.values import (
     JSON,
     displayed,
@@ -464,7 +464,7 @@ def _area(outline: Outline | None, edges: Edges) -> float:
         return mask_area(outline)
     if isinstance(outline, Polygon):
         return area(outline)
-    return _side(edges[0], edges[2]) * _side(edges[1], edges[3])
+    return side(edges[0], edges[2]) * side(edges[1], edges[3])
 
 
 def _differs(area: JSON, edges: Edges) -> bool:
@@ -473,19 +473,10 @@ def _differs(area: JSON, edges: Edges) -> bool:
     return isinstance(area, float | int) and not (abs(area - own) < 0.01 or math.isclose(area, own, rel_tol=1e-3))
 
 
-def _side(low: float, high: float) -> float:
-    """Return the side that a file gave: the shortest number that, added to `low`, gives `high` to the last bit."""
-    side = high - low
-    for digits in range(6, 17):
-        if low + (short := round(side, digits)) == high:
-            return short
-    return side
-
-
 def _object(box: Box) -> str:
     """Write the members of an object that a box knows."""
     extra = box.extra or NOTHING
-    width, height = _side(box.x1, box.x2), _side(box.y1, box.y2)
+    width, height = side(box.x1, box.x2), side(box.y1, box.y2)
     bbox = ",".join(map(_digits, (box.x1, box.y1, width, height)))
     attributes: dict[str, str | bool] = dict(box.attributes)
     crowd = attributes.pop("iscrowd", "0") == "1"

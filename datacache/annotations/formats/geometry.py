@@ -50,3 +50,12 @@ def inside(edges: Edges, width: float, height: float) -> Edges:
     """Return what of the box around a turned box lies in the image, of which its corners may stick out."""
     x1, y1, x2, y2 = max(edges[0], 0.0), max(edges[1], 0.0), min(edges[2], width), min(edges[3], height)
     return (x1, y1, x2, y2) if x1 < x2 and y1 < y2 else edges
+
+
+def side(low: float, high: float) -> float:
+    """Return the side that a file gave: the shortest number that, added to `low`, gives `high` to the last bit."""
+    exact = high - low
+    for digits in range(6, 17):
+        if low + (short := round(exact, digits)) == high:
+            return short
+    return exact

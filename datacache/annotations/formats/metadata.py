@@ -1,50 +1,54 @@
-"""`metadata.jsonl`: labels of whole images, one JSON object a line with `file_name` and `label`.
+"""`metadata.jsonl`: labels, captions and boxes of images, one JSON object a line with `file_name`.
 
 The convention of Hugging Face's `imagefolder` (https://huggingface.co/docs/datasets/image_dataset), which imports from
-JSON lines write. A label is a string or a number; a list holds several. Other fields mean nothing here. Used by the
-annotation table and by conversions. Pure functions, any thread.
+JSON lines write. A `label` is a string or a number, a `text` (or `caption`) a sentence about the image; a list holds
+several. `objects` has a list of boxes (`bbox`: x, y, width, height, in pixels) and one of their `categories`. Other
+fields mean nothing here. Used by the annotation table and by conversions. Pure functions, any thread.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from datacache.annotations.classes import decode
-from datacache.annotations.formats.values import JSON, kind, to_text
-from datacache.annotations.model import Draft, DraftFile, Problem, Problems, quote
+from datacache.annotations.formats.geometry import side
+from datacache.annotations.formats.values import JSON, displayed, kind, to_number, to_text
+from datacache.annotations.model import Annotation, Box, Draft, DraftFile, Problem, Problems, quote
 from datacache.core.errors import AnnotationError
 
 NAME: Final = b"metadata.jsonl"
 """The file's name, in any folder; its `file_name`s are relative to that folder."""
+_CAPTIONS: Final = ("text", "caption", "captions")
+_CATEGORIES: Final = ("categories", "category")
 
 
 def is_metadata(path: str) -> bool:
-    """Tell by a file's name whether it holds labels of whole images."""
-    return path.rpartition("/")[2] == NAME.decode()
+    """Tell by a file's name whether it is one of these."""
+    return path.rpartition("/")[2].lower() == NAME.decode()
 
 
 def parse(data: bytes, file: str) -> DraftFile:
-    """Read the labels of each image, in the order of their first lines; `name` of a draft is the `file_name`.
+    """Read what is said of each image, in the order of their first lines; `name` of a draft is the `file_name`.
 
     A line without an image is left out and reported; an image without a label is kept.
     `AnnotationError` for a file that is no text.
     """
-    text = decode(data)
-    if text is None:
+    content = decode(data)
+    if content is None:
         raise AnnotationError(f"{file} is neither UTF-8 nor GB18030", code="encoding", file=file)
     of_file = Problems(file)
-    found: dict[str, tuple[int, list[str], Problems]] = {}
-    for number, line in enumerate(text.removeprefix("\ufeff").split("\n"), 1):
+    found: dict[str, tuple[int, list[str], list[str], list[Box], Problems]] = {}
+    for number, line in enumerate(content.removeprefix("\ufeff").split("\n"), 1):
         entry = _entry(line, number, of_file) if line.strip() else None
         if entry is None:
             continue
         name = entry["file_name"]
         begun = name in found
-        first, labels, problems = found.setdefault(name, (number, [], Problems(file)))
+        first, labels, captions, boxes, problems = found.setdefault(name, (number, [], [], [], Problems(file)))
         if begun:
-            message = f"{quote(name)} has line {first} already; the labels of both are taken together"
+            message = f"{quote(name)} has line {first} already; what both say is taken together"
             problems.add("image-repeated", "noted", message, number)
         given = entry.get("label")
         for label in given if isinstance(given, list) else [given]:
@@ -53,11 +57,39 @@ def parse(data: bytes, file: str) -> DraftFile:
             elif label is not None:
                 message = f"the label {quote(to_text(label))} is neither a string nor a number; it is left out"
                 problems.add("entry-malformed", "skipped", message, number)
-    images: list[tuple[Draft, list[Problem]]] = [
-        (Draft(file, name, labels=tuple(labels), line=number), problems)
-        for name, (number, labels, problems) in found.items()
-    ]
+        texts = [entry[key] for key in _CAPTIONS if entry.get(key)]
+        for text in (text for given in texts for text in (given if isinstance(given, list) else [given])):
+            if isinstance(text, str):
+                captions.append(text)
+            elif text is not None:
+                message = f"the text {quote(to_text(text))} is no string; it is left out"
+                problems.add("entry-malformed", "skipped", message, number)
+        boxes += _boxes(entry.get("objects"), number, problems)
+    images: list[tuple[Draft, list[Problem]]] = []
+    for name, (number, labels, captions, boxes, problems) in found.items():
+        images.append((Draft(file, name, 0, 0, tuple(boxes), tuple(labels), number, tuple(captions)), problems))
     return DraftFile(images, of_file, ())
+
+
+def _boxes(objects: JSON, line: int, problems: Problems) -> Iterator[Box]:
+    """Yield the boxes of an image."""
+    if not isinstance(objects, dict):
+        if objects is not None:
+            problems.add("entry-malformed", "skipped", f"`objects` is {kind(objects)}, not an object; left out", line)
+        return
+    boxes, labels = objects.get("bbox"), next((objects[key] for key in _CATEGORIES if key in objects), None)
+    if not (isinstance(boxes, list) and isinstance(labels, list) and len(boxes) == len(labels)):
+        message = "`objects` has no list of boxes and one of as many categories; they are left out"
+        problems.add("entry-malformed", "skipped", message, line)
+        return
+    for sides, label in zip(boxes, labels, strict=True):
+        numbers = [to_number(value) for value in sides] if isinstance(sides, list) and len(sides) == 4 else [None]
+        if None in numbers:
+            message = f"the box of {quote(to_text(label))} is {displayed(sides)}, not x, y, width, height; left out"
+            problems.add("box-text", "skipped", message, line)
+            continue
+        x, y, width, height = (number or 0.0 for number in numbers)
+        yield Box("" if label is None else to_text(label), x, y, x + width, y + height, line=line)
 
 
 def _entry(line: str, number: int, problems: Problems) -> dict[str, JSON] | None:
@@ -79,7 +111,14 @@ def _entry(line: str, number: int, problems: Problems) -> dict[str, JSON] | None
     return None
 
 
-def write(images: Iterable[tuple[str, Sequence[str]]]) -> Iterator[bytes]:
-    """Write the lines of images, given by their paths beside the file, with their labels."""
-    for path, labels in images:
-        yield json.dumps({"file_name": path, "label": labels[0] if len(labels) == 1 else list(labels)}).encode() + b"\n"
+def write(images: Iterable[Annotation], *, objects: bool = False) -> Iterator[bytes]:
+    """Write the lines of images, whose paths are those beside the file; `objects`: with their boxes."""
+    for annotation in images:
+        entry: dict[str, JSON] = {"file_name": annotation.path}
+        for key, texts in (("label", annotation.labels), ("text", annotation.captions)):
+            if texts:
+                entry[key] = texts[0] if len(texts) == 1 else list(texts)
+        if objects:
+            boxes = [[box.x1, box.y1, side(box.x1, box.x2), side(box.y1, box.y2)] for box in annotation.boxes]
+            entry["objects"] = {"bbox": boxes, "categories": [box.label for box in annotation.boxes]}
+        yield json.dumps(entry).encode() + b"\n"

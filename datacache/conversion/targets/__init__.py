@@ -9,13 +9,14 @@ Used by the pipeline. A target knows paths and bytes, nothing of snapshots or st
     cvat         images/[SPLIT/]x.jpg  annotations.xml
     cvat-video   images/frame_000000.jpg  annotations.xml
     folders      [SPLIT/]CLASS/x.jpg                                                  (also called yolo-classify)
+    imagefolder  SPLIT/x.jpg  SPLIT/metadata.jsonl                                   (without splits: images/…)
     keras-yolo3  images/x.jpg  SPLIT.txt  classes.txt
     labelme      images/[SPLIT/]x.jpg and x.json
     open-images  images/[SPLIT/]x.jpg  annotations/[SPLIT-]annotations-bbox.csv, …imagelabels.csv
     voc          JPEGImages/x.jpg  Annotations/x.xml  ImageSets/Main/SPLIT.txt
                  SegmentationClass/x.png  SegmentationObject/x.png  labelmap.txt    (where there are outlines)
 
-Labels of whole images, which none of these can hold, are in a `metadata.jsonl` beside them.
+Labels and captions of whole images, where a format cannot hold them, are in a `metadata.jsonl` beside its files.
 
 One thread. Everything is deterministic: the same annotations in the same order give the same bytes.
 """
@@ -28,6 +29,7 @@ from datacache.conversion.targets.base import About, Target
 from datacache.conversion.targets.coco import Coco
 from datacache.conversion.targets.cvat import Cvat, CvatVideo
 from datacache.conversion.targets.folders import Folders
+from datacache.conversion.targets.imagefolder import ImageFolder
 from datacache.conversion.targets.keras_yolo import KerasYolo
 from datacache.conversion.targets.labelme import Labelme
 from datacache.conversion.targets.open_images import OpenImages
@@ -42,6 +44,7 @@ TARGETS: dict[str, Callable[[About], Target]] = {
     "cvat-video": CvatVideo,
     "darknet": Darknet,
     "folders": Folders,
+    "imagefolder": ImageFolder,
     "keras-yolo3": KerasYolo,
     "labelme": Labelme,
     "open-images": OpenImages,

@@ -10,6 +10,7 @@ from typing import IO, Any, Generic, NamedTuple, TypeVar
 
 from datacache.annotations.formats import metadata
 from datacache.annotations.model import Annotation, Problem
+from datacache.annotations.pairing import split_of_name
 from datacache.annotations.shapes.outline import Skeleton
 
 _AT_A_TIME = 200
@@ -53,7 +54,8 @@ class Target:
         self._ids = {name: number for number, name in enumerate(about.classes)}
         self._kept = Spool[tuple[str, Any]]()
         """The split of each image and what `finish` needs of it."""
-        self._labels = Spool[tuple[str, tuple[str, ...]]]()
+        self._of_images = Spool[Annotation]()
+        """What is said of whole images, as far as the format cannot hold it."""
 
     def relative(self, relative: str, split: str, labels: Sequence[str]) -> str:
         """Return what an image is to be called, which is made unique then."""
@@ -66,14 +68,16 @@ class Target:
     def add(self, annotation: Annotation, split: str, *, annotated: bool) -> tuple[Sequence[File], Sequence[Problem]]:
         """Return the files that belong to this image alone. `annotation.path` is the image's path in the result, as
         `image_path` gave it; `annotated` is false for a background image without annotation."""
-        if annotation.labels and "labels" not in self.holds:
-            self._labels.append((annotation.path, annotation.labels))
+        labels = () if "labels" in self.holds else annotation.labels
+        captions = () if "captions" in self.holds else annotation.captions
+        if labels or captions:
+            self._of_images.append(annotation._replace(boxes=(), labels=labels, captions=captions))
         return self._add(annotation, split, annotated)
 
     def finish(self) -> Iterator[File]:
         """Yield the files that belong to all images."""
         yield from self._finish()
-        data = b"".join(metadata.write(self._labels))
+        data = b"".join(metadata.write(self._of_images))
         if data:
             yield metadata.NAME.decode(), data
 
@@ -122,3 +126,9 @@ class Spool(Generic[T]):
 def lines(names: Iterable[str]) -> bytes:
     """Write a list, one a line."""
     return "".join(f"{name}\n" for name in names).encode("utf-8", "surrogateescape")
+
+
+def without_split(path: str) -> str:
+    """Return a path without the folder of an earlier split that it begins with."""
+    first, slash, rest = path.partition("/")
+    return rest if slash and split_of_name(first.encode("utf-8", "surrogateescape")) else path

@@ -5,20 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from datacache.annotations.model import Annotation, Problem, quote
-from datacache.annotations.pairing import split_of_name
-from datacache.conversion.targets.base import File, Target
+from datacache.conversion.targets.base import File, Target, without_split
 
 
 class Folders(Target):
-    holds = frozenset({"labels"})
+    holds = frozenset({"captions", "labels"})
     of_objects = False
 
     def relative(self, relative: str, split: str, labels: Sequence[str]) -> str:
         """Return a path of a split and a class, and no other folders: the last one is read as the class."""
         folder = _folder(labels[0]) if labels else ""
-        *above, name = relative.split("/")
-        if above and split_of_name(above[0].encode("utf-8", "surrogateescape")):
-            del above[0]
+        *above, name = without_split(relative).split("/")
         if above and above[-1] == folder:
             del above[-1]
         return "/".join(part for part in (split, folder, "_".join((*above, name))) if part)
@@ -30,6 +27,9 @@ class Folders(Target):
     def _add(self, annotation: Annotation, split: str, annotated: bool) -> tuple[Sequence[File], Sequence[Problem]]:
         problems = []
         source = annotation.source or annotation.path
+        if annotation.captions:
+            message = f"{annotation.path}: captions are left out"
+            problems.append(Problem("objects-left-out", "changed", source, 0, message))
         if len(annotation.labels) > 1:
             message = f"{annotation.path}: of {len(annotation.labels)} labels the first is the folder"
             problems.append(Problem("labels-left-out", "changed", source, 0, message))
