@@ -30,7 +30,15 @@ from typing import Any, Final, NamedTuple
 from datacache.annotations.model import Annotation, Box
 from datacache.annotations.shapes.outline import Mask, Polygon, Rotated, unpack
 from datacache.annotations.table.columns import as_float64
-from datacache.annotations.table.ranges import ANNOTATED, UNUSABLE, Row, Summary, box_sizes, with_attribute
+from datacache.annotations.table.ranges import (
+    ANNOTATED,
+    UNUSABLE,
+    Row,
+    Summary,
+    box_sizes,
+    object_areas,
+    with_attribute,
+)
 from datacache.annotations.table.shapes import SHAPED
 from datacache.annotations.table.table import ImageSummary, Table
 from datacache.core.errors import UsageError
@@ -56,8 +64,11 @@ FIELDS: Final[Mapping[str, tuple[str, str]]] = {
     "annotated": ("condition", "whether an annotation was found for it, be it one without objects"),
     "min_side": ("number", "the shortest side of its boxes, in pixels"),
     "max_side": ("number", "the longest side of its boxes, in pixels"),
-    "min_area": ("number", "the area of its smallest box, as a part of the image from 0 to 1"),
-    "max_area": ("number", "the same of its largest box"),
+    "min_area": (
+        "number",
+        "the area of its smallest object, of its outline or else its box, as a part of the image from 0 to 1",
+    ),
+    "max_area": ("number", "the same of its largest object"),
 }
 """Name → kind of its values, and what it is."""
 BOX_FIELDS: Final = frozenset({"min_side", "max_side", "min_area", "max_area"})
@@ -465,7 +476,7 @@ def _box_fields(parts: Sequence[bytes], summary: Summary) -> dict[Column, list[f
     widths, heights = box_sizes(parts, summary)
     objects = as_float64(summary.objects()).astype(np.intp)
     images = as_float64(summary.widths()) * as_float64(summary.heights())
-    areas = widths * heights / np.repeat(images, objects)
+    areas = object_areas(parts, summary) / np.repeat(images, objects)
     having = objects > 0
     starts = (np.cumsum(objects) - objects)[having]
     found = {}

@@ -45,9 +45,9 @@ def query(
 
     A condition compares the fields path, folder, name, width, height, area, aspect, objects, difficult, truncated,
     occluded, annotated, polygons, masks, rotated, vertices, keypoints, min_side and max_side (of boxes, in pixels),
-    min_area and max_area (of boxes, as a part of the image), with < <= > >= == != in, and or not, + - * / // %, and
-    with count("label"), has("label"), "label" in labels, attribute("colour", "red") (how many objects have it) and
-    like(path, "pattern").
+    min_area and max_area (of outlines, else boxes, as a part of the image), with < <= > >= == != in, and or not,
+    + - * / // %, and with count("label"), has("label"), "label" in labels, attribute("colour", "red") (how many objects
+    have it) and like(path, "pattern").
     """
     wanted = api.make_query(**api.take(options, api.QueryOptions))
     naming = api.take(options, api.NamingOptions)

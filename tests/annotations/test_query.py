@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from datacache.annotations.model import Annotation
 from datacache.annotations.query import BOX_FIELDS, FIELDS, HINT, Query, compare, count, find, find_paths
+from datacache.annotations.shapes.clip import area_of
+from datacache.annotations.shapes.mask import encode
 from datacache.annotations.shapes.outline import Extra, Keypoints, Mask, Polygon, Rotated, pack, polygon_of
 from datacache.annotations.table.ranges import Row
 from datacache.annotations.table.table import Table
 from datacache.core.errors import UsageError
+from tests.annotations.shapes import any_polygon, bitmaps, cases, hundredths
 from tests.annotations.tables import Blobs, box, broken, build, image
 
 ROWS = [
@@ -50,6 +56,17 @@ SHAPED = [
 ]
 
 
+@cases
+@given(st.lists(st.none() | any_polygon(hundredths(30)) | bitmaps(), min_size=1, max_size=4))
+def test_an_area_is_that_of_the_outline_where_there_is_one(drawn: list[Any]) -> None:
+    outlines = [encode(each, 3, 2, 20, 20) if isinstance(each, np.ndarray) else each for each in drawn]
+    areas = [800 if outline is None else area_of(outline) for outline in outlines]
+    boxes = (box("mask")._replace(extra=outline and Extra(outline)) for outline in outlines)
+    found = build([image("a.jpg", *boxes, size=(1, 1))])
+    for name, value in (("min_area", min(areas)), ("max_area", max(areas))):
+        assert count(found, Query(where=f"{value - 1e-6!r} <= {name} <= {value + 1e-6!r}")) == 1
+
+
 @pytest.mark.parametrize(
     ("condition", "found"),
     [
@@ -61,6 +78,10 @@ SHAPED = [
         ("vertices >= 7", "3"),
         ("keypoints == 2", "4"),
         ("polygons + masks + rotated + keypoints == 0", "5"),
+        ("63 < min_area * area < 65 and 799 < max_area * area < 801", "1"),
+        ("1 < max_area * area < 3", "2"),
+        ("max_area == 0", "3"),
+        ("799 < min_area * area < 801", "45"),
         ('attribute("colour") >= 1', "25"),
         ('attribute("colour") - attribute("colour", "red") == 1', "5"),
         ('attribute("age", "3") and objects > 0', None),
@@ -70,7 +91,7 @@ SHAPED = [
 def test_conditions_about_shapes_and_attributes(condition: str, found: str | None) -> None:
     with pytest.raises(UsageError) if found is None else nullcontext():
         assert names(build(SHAPED), condition) == found
-    if found is not None and "attribute" not in condition:
+    if found is not None and not re.search("attribute|area", condition):
         assert names(build(ROWS), condition) == ("12456" if condition.endswith("== 0") else "")
 
 

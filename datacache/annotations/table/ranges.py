@@ -246,28 +246,34 @@ def box_sizes(parts: Sequence[bytes], summary: Summary) -> tuple[NDArray[np.floa
     """Return widths and heights in pixels of all boxes of a range, in the order of its images."""
     import numpy as np
 
-    objects, row = summary.objects(), 0
-    widths, heights = [np.zeros(0)], [np.zeros(0)]
-    for raw in parts:
-        details = _Details(raw, objects[row:], ())
-        width, height = details.sizes()
-        widths.append(width)
-        heights.append(height)
-        row += details.rows
-    if row != summary.rows:
-        raise CorruptManifestError("a range of annotations does not fit its summary")
+    sizes = [details.sizes() for details in _all_details(parts, summary)]
+    widths, heights = zip(*sizes, strict=True) if sizes else ((np.zeros(0),), (np.zeros(0),))
     return np.concatenate(widths), np.concatenate(heights)
+
+
+def object_areas(parts: Sequence[bytes], summary: Summary) -> NDArray[np.float64]:
+    """Return the areas in square pixels of all objects of a range, in the order of its images: of their outlines, and
+    of the boxes of those that have none."""
+    import numpy as np
+
+    return np.concatenate([np.zeros(0), *(details.areas() for details in _all_details(parts, summary))])
 
 
 def with_attribute(parts: Sequence[bytes], summary: Summary, name: str, value: str | None) -> list[float]:
     """Return how many boxes of each image of a range have an attribute, and this value of it where one is given."""
+    found = (details.with_attribute(name, value) for details in _all_details(parts, summary))
+    return list(chain.from_iterable(found))
+
+
+def _all_details(parts: Sequence[bytes], summary: Summary) -> Iterator[_Details]:
+    """Yield the details blobs of a range. `CorruptManifestError` if they are not those of its summary."""
     objects: Sequence[int] = summary.objects()
-    found: list[float] = []
+    row = 0
     for raw in parts:
-        found += _Details(raw, objects[len(found) :], ()).with_attribute(name, value)
-    if len(found) != summary.rows:
+        yield (details := _Details(raw, objects[row:], ()))
+        row += details.rows
+    if row != summary.rows:
         raise CorruptManifestError("a range of annotations does not fit its summary")
-    return found
 
 
 class _Details:
@@ -295,6 +301,14 @@ class _Details:
             return x2 - x1, y2 - y1
         width, height = (as_float64(self._columns.numbers(5 + n, self._boxes)) for n in range(2))
         return width, height
+
+    def areas(self) -> NDArray[np.float64]:
+        """Return the areas of all objects."""
+        width, height = self.sizes()
+        if not self._columns.has(_DETAILS_COLUMNS):
+            return width * height
+        extras, _ = shapes.get_extras(self._columns, _DETAILS_COLUMNS, self._boxes, self.rows)
+        return shapes.outline_areas(extras, width * height)
 
     def kinds(self) -> list[tuple[tuple[str, str], ...]]:
         """Return the attributes that boxes have, each combination once: column 12 has each box's place in them."""
