@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import io
 import math
+import os
 import pwd
+import subprocess
+import sys
+from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -18,6 +23,7 @@ from datacache.annotations.shapes import mask
 from datacache.annotations.shapes.outline import Extra, Keypoints, Polygon, Rotated, Skeleton, pack, polygon_of
 from datacache.core.errors import BrokenImageError
 from tests.annotations.tables import box, broken, build, image
+from tests.conftest import ROOT
 
 BLUE = (20, 40, 200)
 COLOURS = {"mask": (230, 159, 0), "bare": (0, 158, 115)}
@@ -453,3 +459,13 @@ def test_a_user_without_a_home_has_the_fonts_of_the_machine(monkeypatch):
     monkeypatch.delenv("HOME")
     monkeypatch.setattr(pwd, "getpwuid", no_line)
     assert fonts._files.__wrapped__() == known
+
+
+def test_the_picture_of_the_document_is_what_its_script_draws(tmp_path: Path) -> None:
+    subprocess.run(
+        [sys.executable, ROOT / "scripts" / "draw_kinds.py", tmp_path / "kinds.png"],
+        check=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+    pictures = [np.array(Image.open(path / "kinds.png"), int) for path in (tmp_path, ROOT / "docs" / "images")]
+    assert np.abs(pictures[0] - pictures[1]).mean() < 1  # fonts and Pillow may differ a little
