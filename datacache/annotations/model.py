@@ -132,6 +132,8 @@ class DraftFile(NamedTuple):
     """Of the classes that have keypoints."""
     supercategories: Mapping[str, str] = MappingProxyType({})
     """Groups that classes belong to (COCO), where the file says so."""
+    frames: int = 0
+    """Of the video that the file is about; its images are called `frame_000012`."""
 
 
 PROBLEMS: Final[dict[str, str]] = {
@@ -214,6 +216,7 @@ PROBLEMS: Final[dict[str, str]] = {
     "path-spaces": "A path has spaces, at which keras-yolo3's own loader splits a line",
     "path-unwritable": "A path has a line break, which a list of images cannot hold",
     # Which image belongs to which file and to which split.
+    "frames-in-order": "The images of a video are not called as CVAT calls its frames",
     "image-ambiguous": "Several images fit one annotation, and it does not say which is meant",
     "image-by-name": "An image has the name that an annotation gives, but lies in another folder",
     "annotation-without-image": "An annotation fits no image",

@@ -1,5 +1,5 @@
 """The splits that a data set brings: lists of names (`ImageSets/Main`), lists of paths (`train.txt`), `data.yaml`,
-folders that are called after splits, and a COCO or keras-yolo3 file for each split.
+folders that are called after splits, subsets of CVAT, and a COCO or keras-yolo3 file for each split.
 
 Used by conversions. `ListedSplits` is read-only after `read_splits`; any thread. Paths are bytes, as in the manifest.
 """
@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterator
 from typing import Final
 
 from datacache.annotations.classes import read_data_yaml
+from datacache.annotations.formats import cvat
 from datacache.annotations.layout import Layout, Read, text
 from datacache.annotations.model import Problem, quote
 from datacache.annotations.pairing import file_split, folder_split, is_image, split_of_name, without_extension
@@ -143,6 +144,13 @@ def read_splits(read: Read, layout: Layout) -> ListedSplits:
                     number,
                     rest=split == "trainval",
                 )
+    if layout.format == "cvat" and not found | layout.split_folders:
+        for file in layout.lists:
+            for image, subset in cvat.subsets(read(file)):
+                split = split_of_name(subset.encode())
+                if split and split != "trainval":
+                    path = _listed_path(image.replace("\\", "/").encode())
+                    splits.add(path, split, text(file), 0, rest=False)
     if not found:
         splits.read_yaml(layout, read)
     return splits

@@ -484,7 +484,22 @@ class AnnotationSource:
         self.supercategories = {**found.supercategories, **self.supercategories}
         if not self.classes:
             self.classes = found.classes
-        return found.images
+        return self._frames(file, found) if found.frames else found.images
+
+    def _frames(self, file: bytes, found: DraftFile) -> list[tuple[Draft, list[Problem]]]:
+        """Return the frames of a video. Where no image is called so, they are the images at or below the file, in the
+        order of their paths, if these are as many."""
+        folder = file[: file.rfind(b"/") + 1]
+        images = [text(path) for path in self._manifest.paths() if path.startswith(folder) and is_image(path)]
+        numbers = [int(draft.name.rpartition("_")[2]) for draft, _ in found.images]
+        named = any(cvat.is_frame(path.rpartition("/")[2]) for path in images)
+        if named or len(images) != found.frames or max(numbers, default=0) >= len(images):
+            return found.images
+        message = f"the {len(images):,} frames are taken to be the images from {quote(images[0])} on, by their paths"
+        self.problems.append(Problem("frames-in-order", "noted", text(file), 0, message))
+        # A name is relative to the folder of its file.
+        names = (images[number][len(text(folder)) :] for number in numbers)
+        return [(draft._replace(name=name), its) for (draft, its), name in zip(found.images, names, strict=True)]
 
 
 def _of_folder(image: bytes, said: Said | None) -> Said | None:

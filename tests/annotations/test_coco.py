@@ -14,6 +14,7 @@ from datacache.annotations.check import check
 from datacache.annotations.formats import coco
 from datacache.annotations.image_header import ImageHeader
 from datacache.annotations.model import PROBLEMS, Annotation, Box
+from datacache.annotations.shapes.outline import Extra
 from datacache.core.errors import AnnotationError
 
 IMAGES = [{"id": 1, "file_name": "a.jpg", "width": 640, "height": 480}, {"id": 2, "file_name": "b.jpg"}]
@@ -80,7 +81,8 @@ def test_flags_and_attributes_are_kept():
     )
     first, second, third = found.images[0][0].boxes
     assert (first.difficult, first.truncated, first.occluded) == (True, True, True)
-    assert first.attributes == (("color", "red"), ("n", "2"), ("score", "0.75"), ("x", "0.5"))
+    assert first.attributes == (("color", "red"), ("n", "2"), ("x", "0.5"))
+    assert first.extra == Extra(score=0.75)
     assert (second.occluded, second.truncated, second.attributes) == (False, False, (("truncated", "half"),))
     assert third.attributes == ()
     assert problems == []

@@ -62,6 +62,45 @@ def test_frames_of_a_video_are_found_whatever_their_extension(tmp_path: Path, ma
     assert [(p.code, p.action) for p in table.problems()] == [("track-interpolated", "noted")]
 
 
+def test_frames_that_have_other_names_are_the_images_in_their_order(tmp_path: Path, make: Make, read) -> None:
+    draw(tmp_path / "v", "images/b.png", "images/c.png", "images/a.jpg", "images/._x.png")
+    (tmp_path / "v" / "annotations.xml").write_text(VIDEO)
+    table, found = read(make(tmp_path / "v"))
+    assert [(a.path, a.boxes[0].x1) for a in found] == [
+        ("images/a.jpg", 1),
+        ("images/b.png", 3),
+        ("images/c.png", 5),
+    ]
+    assert {(p.code, p.action) for p in table.problems()} == {
+        ("track-interpolated", "noted"),
+        ("frames-in-order", "noted"),
+        ("not-data", "noted"),
+    }
+
+
+@pytest.mark.parametrize("names", [("a.png", "b.png"), ("frame_000000.png", "b.png", "c.png")])
+def test_frames_are_no_other_images(names: tuple[str, ...], tmp_path: Path, make: Make, read) -> None:
+    draw(tmp_path / "v", *names)
+    (tmp_path / "v" / "annotations.xml").write_text(VIDEO)
+    table, _ = read(make(tmp_path / "v"))
+    assert "annotation-without-image" in {p.code for p in table.problems()}
+    assert "frames-in-order" not in {p.code for p in table.problems()}
+
+
+def test_subsets_are_splits_where_no_folders_are(tmp_path: Path, make: Make, settings: Settings, number: int) -> None:
+    draw(tmp_path / "s", "images/a&b.png", "images/b.png", "images/c.png")
+    image = '<image name="{}" subset="{}" width="64" height="48"><tag label="x"></tag></image>'
+    pairs = (("a&amp;b.png", "Train"), ("b.png", "Validation"), ("c.png", "default"))
+    images = "".join(image.format(*pair) for pair in pairs)
+    (tmp_path / "s" / "annotations.xml").write_text(
+        f"<annotations><version>1.1</version>{images}</annotations>", encoding="utf-8"
+    )
+    done = api.convert(make(tmp_path / "s"), to="coco", name=f"s-{number}", settings=settings)
+    assert done.report.splits == {"train": 1, "val": 1}
+    left_out = [p[:3] for p in done.report.problems if p.action == "skipped"]
+    assert left_out == [("not-in-split", "skipped", "images/c.png")]
+
+
 @pytest.mark.parametrize("to", ["cvat", "labelme"])
 @pytest.mark.parametrize("split", ["none", "train=0.5,val=0.5"])
 def test_a_set_of_boxes_is_the_same_there_and_back(

@@ -277,13 +277,15 @@ class _Reader:
             attributes["iscrowd"] = "1"
             kept = "its box is kept" if outline is None else "it is kept"
             self.problem("crowd", "noted", f"{where} is a crowd; {kept} as one object", image)
-        extra = None
-        if outline is not None or keypoints is not None or _differs(entry.get("area"), edges):
+        extra, score = None, entry.get("score")
+        if not _is_score(score):
+            score = None
+        if any(part is not None for part in (outline, keypoints, score)) or _differs(entry.get("area"), edges):
             given = to_number(entry.get("area"))
-            if given is not None and not 0 <= given < math.inf:
+            if given is not None and not (0 <= given < math.inf and (outline or keypoints or _differs(given, edges))):
                 given = None
-            if outline is not None or keypoints is not None or given is not None:
-                extra = Extra(outline, keypoints, area=given)
+            extra = Extra(outline, keypoints, score=score, area=given)
+            extra = None if extra == NOTHING else extra
         image.boxes.append(Box(label, *edges, *flags, tuple(sorted(attributes.items())), self.number, extra))
 
     def finish(self) -> DraftFile:
@@ -422,11 +424,12 @@ class _Image:
 
 def _attributes(entry: dict[str, JSON]) -> tuple[tuple[bool, bool, bool], dict[str, str]]:
     """Return the flags, and the other attributes as texts."""
-    if "attributes" not in entry and "score" not in entry:
+    odd = "score" in entry and not _is_score(entry["score"])
+    if "attributes" not in entry and not odd:
         return (False, False, False), {}
     given = entry.get("attributes")
     given = dict(given) if isinstance(given, dict) else {}
-    if "score" in entry:
+    if odd:
         given.setdefault("score", entry["score"])
     difficult, truncated, occluded = texts = [to_text(given.get(name, "")).lower() for name in _FLAGS]
     for name, text in zip(_FLAGS, texts, strict=True):
@@ -438,6 +441,10 @@ def _attributes(entry: dict[str, JSON]) -> tuple[tuple[bool, bool, bool], dict[s
         for name, value in given.items()
         if value is not None
     }
+
+
+def _is_score(value: JSON) -> bool:
+    return isinstance(value, float | int) and not isinstance(value, bool) and math.isfinite(to_number(value) or 0.0)
 
 
 def _around(outline: Outline | None) -> Edges | None:

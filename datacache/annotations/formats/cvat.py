@@ -1,8 +1,8 @@
 """CVAT XML 1.1, for images and for video: one file about many images, or about the frames of a video.
 
 Read: boxes, turned ones too, polygons, masks, points, skeletons, tags, and tracks of all of these. What has no outline
-here (polylines, cuboids) becomes the box around it. Frames of a video are images that are named as CVAT exports them,
-`frame_000012`. Coordinates have two decimals, as CVAT writes them.
+here (polylines, cuboids) becomes the box around it. Frames of a video are called as CVAT exports them, `frame_000012`;
+their images may have other names (see `DraftFile.frames`). Coordinates have two decimals, as CVAT writes them.
 
 expat reads the file a piece at a time and no tree is kept; nothing outside the file is opened, and entities are
 refused. Used by the annotation table and by conversions. Pure, any thread; a reader reads one file.
@@ -53,6 +53,9 @@ _PIECE: Final = 2**20
 _NO_RUNS: Final = re.compile(r"[^\d, ]")
 _EDGE: Final = re.compile(r'<line\b[^>]*?\bdata-node-from="(\d+)"[^>]*?\bdata-node-to="(\d+)"')
 _NODE: Final = re.compile(r'<circle\b[^>]*?\bdata-node-id="(\d+)"[^>]*?\bdata-label-name="([^"]*)"')
+_FRAME: Final = re.compile(r"frame_\d{6,9}\.")
+_IMAGE: Final = re.compile(rb"<image\b[^>]*>")
+_GIVEN: Final = re.compile(rb'\b(name|subset)="([^"]*)"')
 _MOVING: Final = ("xtl", "ytl", "xbr", "ybr", "rotation")
 
 Attributes = dict[str, str]
@@ -72,6 +75,19 @@ def parse(data: bytes | memoryview, file: str, classes: Sequence[str] = ()) -> D
     """Read every image of the file that it names, and every frame with an object. The labels of its `<meta>` are the
     classes. `AnnotationError` if it cannot be used."""
     return _CvatReader(file).read(data)
+
+
+def is_frame(name: str) -> bool:
+    """Tell whether an image is called as CVAT calls frames."""
+    return _FRAME.match(name) is not None
+
+
+def subsets(data: bytes) -> Iterator[tuple[str, str]]:
+    """Yield the name and the subset of each image that has one; of a file that is not yet known to be one of CVAT's."""
+    for tag in _IMAGE.findall(data):
+        given = {name: unescape(text.decode("utf-8", "replace"), {"&quot;": '"'}) for name, text in _GIVEN.findall(tag)}
+        if b"name" in given and given.get(b"subset"):
+            yield given[b"name"], given[b"subset"]
 
 
 class _CvatReader:
@@ -125,11 +141,12 @@ class _CvatReader:
             raise AnnotationError(message, code="xml-broken", file=self._file, line=exc.lineno) from None
         finally:
             del self._parser  # it refers to our methods, and they to us
+        frames = self._size["size"] if self._frames and not self._images else 0
         for frame, (boxes, labels, problems) in sorted(self._frames.items()):
             draft = Draft(self._file, f"frame_{frame:06d}", self._size["width"], self._size["height"], tuple(boxes))
             self._images.append((draft._replace(labels=tuple(labels)), problems))
         names = (label["name"] for label in self._meta_labels if "parent" not in label and label.get("name"))
-        return DraftFile(self._images, self._of_file, tuple(dict.fromkeys(names)), self._skeletons())
+        return DraftFile(self._images, self._of_file, tuple(dict.fromkeys(names)), self._skeletons(), frames=frames)
 
     # --- what expat calls ---
 
