@@ -21,6 +21,7 @@ from datacache.catalog.objects import NewFiles, ObjectWriter
 from datacache.conversion.index import Annotations, Reading
 from datacache.conversion.model import Splits
 from datacache.conversion.pipeline import Plan, run
+from datacache.conversion.problems import own_format
 from datacache.conversion.source import AnnotationSource, NamedImages
 from datacache.core.errors import UsageError
 from datacache.manifest.builder import ManifestBuilder, sorted_entries
@@ -47,8 +48,8 @@ def subset(
     if not wanted:
         raise UsageError("no image fits, and a snapshot without images is of no use", hint="Ask for less.")
     annotations = Annotations(snapshot, catalog, reading)
-    rows = annotations.table().rows()
-    said = {row.path: row.annotation.source for row in rows if row.annotation and row.path in wanted}
+    table = annotations.table()
+    said = {row.path: row.annotation.source for row in table.rows() if row.annotation and row.path in wanted}
     missing = sorted(wanted.difference(said))
     if missing:
         more = f" and {len(missing) - 1:,} more" if len(missing) > 1 else ""
@@ -57,11 +58,12 @@ def subset(
     if source.layout.lists:
         listed = annotations.splits()
         in_splits = all(listed.of(_encode(path), _encode(file)) for path, file in said.items())
+        to = own_format(table)
         plan = Plan(
-            to=source.format,
+            to=to,
             naming=naming,
             reading=reading,
-            splits=None if in_splits else Splits(),
+            splits=None if in_splits and to != "cvat-video" else Splits(),
             keep_unannotated=True,
             only=wanted,
             lineage=lineage,

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 import datacache
 from datacache import api
@@ -76,6 +77,21 @@ def test_a_subset_of_coco_data_has_a_json_of_its_images(
     assert [found["bbox"] for found in part["annotations"]] == expected
 
 
+def test_a_subset_of_a_video_keeps_its_tracks(
+    tmp_path: Path, make: Make, subset: Callable[..., str], files: Files
+) -> None:
+    folder = tmp_path / "video" / "train"
+    folder.mkdir(parents=True)
+    for frame in range(3):
+        Image.new("RGB", (10, 10)).save(folder / f"frame_{frame:06d}.png")
+    boxes = "".join(f'<box frame="{n}" xtl="1" ytl="1" xbr="9" ybr="{7 + n}"/>' for n in range(3))
+    video = f'<annotations><version>1.1</version><track id="4" label="hat">{boxes}</track></annotations>'
+    (folder.parent / "annotations.xml").write_text(video)
+    few = files(subset(make(folder.parent), ["train/frame_000000.png", "train/frame_000002.png"]))
+    assert b'<track id="4" label="hat"' in few["annotations.xml"]
+    assert {*few} == {"annotations.xml", "images/frame_000000.png", "images/frame_000002.png"}
+
+
 @promise("A subset keeps what it needs when its source snapshot is gone")
 def test_the_subset_of_a_subset_still_has_its_packs_when_the_others_are_gone(
     drawn: Path, make: Make, subset: Callable[..., str], files: Files, settings: Settings
@@ -116,8 +132,6 @@ def test_names_with_spaces_marks_and_other_folders_of_the_same_name_keep_their_s
 def test_an_annotation_goes_with_the_image_it_is_of_and_no_other(
     faces: Path, make: Make, subset: Callable[..., str], files: Files
 ) -> None:
-    from PIL import Image
-
     with Image.open(faces / "JPEGImages" / "000001.jpg") as image:
         image.save(faces / "JPEGImages" / "000001.png")
     shutil.rmtree(faces / "ImageSets")
