@@ -51,13 +51,14 @@ def test_what_is_right_is_kept_as_it_is(extra: Extra) -> None:
 )
 def test_what_cannot_be_meant_is_left_out_and_the_object_stays(extra: Extra, code: str) -> None:
     assert checked(extra) == (None, [(code, "repaired")])
-    assert checked(extra._replace(track=2, area=3.5))[0] == Extra(track=2)
+    assert checked(extra._replace(track=2, area=3.5))[0] == Extra(track=2, area=None if extra.outline else 3.5)
 
 
 def test_an_outline_is_cut_at_the_edge_of_its_image() -> None:
-    found, problems = checked(Extra(Polygon(pack((6, 2, 14, 2, 14, 6, 6, 6)))), 6, 2, 10, 6)
+    found, problems = checked(Extra(Polygon(pack((6, 2, 14, 2, 14, 6, 6, 6))), area=32.0), 6, 2, 10, 6)
     assert problems == [("polygon-clipped", "repaired")]
     assert found is not None
+    assert found.area is None
     assert isinstance(found.outline, Polygon)
     assert bounds(found.outline.points) == (6, 2, 10, 6)
 

@@ -54,7 +54,8 @@ def checked_shape(box: Box, width: int, height: int, file: str, problems: list[P
             report("keypoint-outside", False, f"a keypoint of {shown} lies outside the image; it is kept")
     if outline is extra.outline and keypoints is extra.keypoints:
         return box
-    changed: Extra = extra._replace(outline=outline, keypoints=keypoints, area=None if outline is None else extra.area)
+    area = extra.area if outline is extra.outline else None
+    changed: Extra = extra._replace(outline=outline, keypoints=keypoints, area=area)
     return box._replace(extra=None if changed == NOTHING else changed)
 
 
