@@ -238,7 +238,7 @@ def _started(peer: Peer, python: Path, work: Workspace) -> Callable[[Case, Path,
     return ask
 
 
-OUR_FORMATS = {"voc-masks": "voc"}
+OUR_FORMATS = {"metadata": "imagefolder", "voc-masks": "voc"}
 ASKED_FOR = {"yolo-obb": "yolo-obb", "folders": "folders"}
 """Formats that no file tells, so that users name them with `--format`."""
 
