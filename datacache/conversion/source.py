@@ -111,7 +111,7 @@ class NamedImages:
         if not parts:
             return None
         if file not in self._places:
-            self._places[file] = tuple(dict.fromkeys(_places(file)))
+            self._places[file] = tuple(filter(self._pairing.exists, dict.fromkeys(_places(file))))
         places = self._places[file]
         whole = b"/".join(parts)
         for place in places:
