@@ -11,7 +11,7 @@ sentences, and a test holds the two together; readers, writers and conversions u
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, Literal, NamedTuple
 
@@ -122,7 +122,7 @@ class Draft(NamedTuple):
 class DraftFile(NamedTuple):
     """The contents of a file about many images (COCO, keras-yolo3)."""
 
-    images: list[tuple[Draft, list[Problem]]]
+    images: Sequence[tuple[Draft, list[Problem]]]
     """An image is there once, however often the file names it by the same text."""
     problems: list[Problem]
     """Those that are of no image: of the whole file, or of objects whose image is not known."""

@@ -16,6 +16,7 @@ from functools import cached_property
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
+from datacache.annotations.aside import Aside
 from datacache.annotations.check import check, same_object
 from datacache.annotations.formats import labelme, voc, yolo
 from datacache.annotations.formats.mask_images import add_masks
@@ -38,7 +39,7 @@ from datacache.annotations.table.ranges import Row
 from datacache.annotations.table.table import KEY_BYTES, EncodedRange, Table, TableBuilder, encode_range
 from datacache.catalog.base import Catalog
 from datacache.conversion.parallel import ordered_map
-from datacache.conversion.source import AnnotationSource, Data, Files, Item, Part
+from datacache.conversion.source import AnnotationSource, Data, Files, Item, Part, Said
 from datacache.core.errors import AnnotationError, BrokenImageError, UsageError
 from datacache.manifest.codec import ends_range
 from datacache.manifest.model import BlobId, Entry
@@ -206,7 +207,7 @@ def _ranges(source: AnnotationSource, reading: Reading) -> Iterator[_Task]:
             if part is not None:
                 key.update(b"%d %s%s" % (len(name), name, part.object))
         if item.rivals or item.draft:
-            key.update(repr((item.rivals, item.draft)).encode("utf-8", "surrogateescape"))
+            key.update(b"%d %b" % (len(item.draft), item.draft) + repr(item.rivals).encode())
         items.append(item)
         if ends_range(path, len(items)):
             yield _Task(items, key.digest())
@@ -239,7 +240,7 @@ class _Reader:
 
     def _image(self, item: Item) -> Part | None:
         """Return what is read of an image itself. None where the size in its annotation is trusted."""
-        if self._trust and (item.annotation is not None or item.draft is not None):
+        if self._trust and (item.annotation is not None or item.draft):
             return None
         return self._checked(item)
 
@@ -313,9 +314,9 @@ class _Reader:
     def _draft(self, item: Item, raw: Data | None, header: ImageHeader | None, problems: list[Problem]) -> Draft | None:
         """Return what the annotation says. None without a problem: there is no annotation of this image."""
         draft = None if raw is None else self._parsed(item, raw, header, problems)
-        if item.draft is None or (draft is None and problems):
+        if not item.draft or (draft is None and problems):
             return draft
-        listed, found = item.draft
+        listed, found = Aside[Said].value_of(item.draft)
         problems += found
         if draft is None:
             return listed

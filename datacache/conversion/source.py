@@ -22,8 +22,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from datacache.annotations.aside import Aside
 from datacache.annotations.check import same_object
 from datacache.annotations.formats import coco, cvat, keras_yolo, metadata, open_images
+from datacache.annotations.formats.json_stream import Data as Content
 from datacache.annotations.formats.metadata import is_metadata
 from datacache.annotations.image_header import HEAD_BYTES, TAIL_BYTES
 from datacache.annotations.layout import Layout, detect, read_class_list, read_mask_classes, text
@@ -161,7 +163,8 @@ def _places(file: bytes) -> Iterator[bytes]:
 
 class _Claim(NamedTuple):
     named: Named
-    said: Said
+    said: int
+    """A number of `Drafts`."""
 
 
 @dataclass
@@ -179,7 +182,8 @@ class Drafts:
 
     def __init__(self, named: NamedImages, *, split_files: bool) -> None:
         self._named, self._split_files = named, split_files
-        self._drafts: dict[bytes, Said] = {}
+        self._said = Aside[Said]()
+        self._drafts: dict[bytes, int] = {}
         self._by_name: dict[bytes, list[_Claim]] = {}
         self._repeats: dict[tuple[str, str], _Repeats] = {}
         self.problems: list[Problem] = []
@@ -189,7 +193,7 @@ class Drafts:
         """Take what one file says."""
         claims: dict[bytes, list[_Claim]] = {}
         for draft, problems in images:
-            said = draft, tuple(problems)
+            said = self._said.put((draft, tuple(problems)))
             named = self._named.named(draft.name, file)
             if named is None:
                 self._lose(said)
@@ -209,17 +213,18 @@ class Drafts:
             else:
                 self._lose_all(image, chosen)
 
-    def finish(self) -> dict[bytes, Said]:
-        """Return it by image. Names that fit by their last part alone are looked at now that all exact ones are
-        known."""
+    def finish(self) -> Callable[[bytes], bytes]:
+        """Return what gives the bytes (`Aside`) of what is said of an image; b"" for nothing. Names that fit by their
+        last part alone are looked at now that all exact ones are known."""
         for image, claims in self._by_name.items():
             if image in self._drafts or len({claim.named.name for claim in claims}) > 1:
                 self._lose_all(image, claims)
                 continue
-            for _, (draft, problems) in claims:
+            for _, number in claims:
+                draft, problems = self._said.get(number)
                 message = f"there is no image {draft.name!r} in the snapshot; {quote(text(image))} is taken for it"
                 by_name = Problem("image-by-name", "noted", draft.file, draft.line, message)
-                self._take(image, (draft, (*problems, by_name)))
+                self._take(image, self._said.put((draft, (*problems, by_name))))
         for (one, other), of in self._repeats.items():
             where = f"are in {one}, too" if one != other else "are named there in several ways"
             message = (
@@ -227,11 +232,14 @@ class Drafts:
                 f"count once, {of.more:,} more are taken, too"
             )
             self.problems.append(Problem("image-repeated", "noted", other, 0, message))
-        return self._drafts
+        return lambda image: self._said.raw(self._drafts[image]) if image in self._drafts else b""
 
-    def _take(self, image: bytes, said: Said) -> None:
+    def _take(self, image: bytes, said: int) -> None:
         earlier = self._drafts.get(image)
-        self._drafts[image] = said if earlier is None else self._merged(image, earlier, said)
+        if earlier is not None:
+            get = self._said.get
+            said = self._said.put(self._merged(image, get(earlier), get(said)))
+        self._drafts[image] = said
 
     def _merged(self, image: bytes, one: Said, other: Said) -> Said:
         (a, a_problems), (b, b_problems) = one, other
@@ -270,8 +278,8 @@ class Drafts:
         for claim in claims:
             self._lose(claim.said, f", and whether {quote(text(image))} is meant is not clear")
 
-    def _lose(self, said: Said, more: str = "") -> None:
-        draft, problems = said
+    def _lose(self, said: int, more: str = "") -> None:
+        draft, problems = self._said.get(said)
         message = f"there is no image {draft.name!r} in the snapshot{more}; what is said of it is left out"
         self.problems += problems
         self.problems.append(Problem("annotation-without-image", "skipped", draft.file, draft.line, message))
@@ -299,7 +307,7 @@ def _lines_of(chosen: Draft, draft: Draft, boxes: tuple[Box, ...]) -> tuple[Box,
     return boxes if draft.file == chosen.file else tuple(box._replace(line=0) for box in boxes)
 
 
-_PARSERS: Final[dict[str, Callable[[bytes, str, Sequence[str]], DraftFile]]] = {
+_PARSERS: Final[dict[str, Callable[[Content, str, Sequence[str]], DraftFile]]] = {
     "coco": coco.parse,
     "cvat": cvat.parse,
     "keras-yolo3": keras_yolo.parse,
@@ -332,8 +340,9 @@ class Item(NamedTuple):
     """The path of the annotation's file."""
     rivals: tuple[bytes, ...] = ()
     """The images that the annotation fits, where they are several."""
-    draft: Said | None = None
-    """A shared file's part of the annotation: all, or beside an annotation of its own the labels of the whole image."""
+    draft: bytes = b""
+    """The bytes (`Aside[Said]`) of a shared file's part of the annotation: all, or beside an annotation of its own the
+    labels of the whole image."""
     masks: tuple[Part | None, ...] = ()
     """VOC's images of classes and of objects, where there is one of them."""
     mask_file: str = ""
@@ -370,20 +379,22 @@ class AnnotationSource:
 
     def images(self) -> Iterator[Item]:
         """Yield all images in the order of their paths."""
-        suffix, drafts = FORMATS[self.format].suffix, self._drafts()
+        suffix, draft = FORMATS[self.format].suffix, self._drafts()
         if suffix:
-            yield from self._with_files(suffix, drafts)
+            yield from self._with_files(suffix, draft)
             return
         for row, entry in enumerate(self._manifest.entries()):
             if is_image(entry.path):
-                said = drafts.pop(entry.path, None)
-                said = _of_folder(entry.path, said) if self.format == "folders" else said
-                yield Item(text(entry.path), self._part(row, entry), draft=said)
+                raw = draft(entry.path)
+                if self.format == "folders":
+                    said = _of_folder(entry.path, Aside[Said].value_of(raw) if raw else None)
+                    raw = Aside.bytes_of(said) if said else b""
+                yield Item(text(entry.path), self._part(row, entry), draft=raw)
 
     def _part(self, row: int, entry: Entry) -> Part:
         return Part(row, entry.size_bytes, object=object_id(self._manifest.object_ref(entry)))
 
-    def _with_files(self, suffix: bytes, drafts: dict[bytes, Said]) -> Iterator[Item]:
+    def _with_files(self, suffix: bytes, draft: Callable[[bytes], bytes]) -> Iterator[Item]:
         manifest, pairing = self._manifest, Pairing(self._manifest, suffix)
         annotations = array("q")  # of each image, the row of its annotation
         claims = bytearray(manifest.rows)  # of each row, how many images it is the annotation of (2: or more)
@@ -401,7 +412,7 @@ class AnnotationSource:
         for row, entry in enumerate(manifest.entries()):
             if is_image(entry.path):
                 annotation, at = annotations[at], at + 1
-                item = Item(text(entry.path), self._part(row, entry), draft=drafts.get(entry.path))
+                item = Item(text(entry.path), self._part(row, entry), draft=draft(entry.path))
                 if annotation != _NONE:
                     other = manifest.entry(annotation)
                     rivals = pairing.images_of(other.path) if claims[annotation] > 1 else ()
@@ -457,8 +468,8 @@ class AnnotationSource:
             message = f"{quote(text(image))} is taken for its image, the only one of this name"
             self.problems.append(Problem("image-by-name", "noted", text(annotation), 0, message))
 
-    def _drafts(self) -> dict[bytes, Said]:
-        """Return what the files that speak of many images say, by image."""
+    def _drafts(self) -> Callable[[bytes], bytes]:
+        """Return what the files that speak of many images say, as `Drafts.finish` does."""
         drafts = Drafts(NamedImages(self._manifest, self.layout), split_files=not self.layout.image_sets)
         for file in dict.fromkeys((*self.layout.lists, *self.layout.metadata)):
             drafts.add(file, self._parsed(file))
@@ -466,8 +477,8 @@ class AnnotationSource:
         self.problems += drafts.problems
         return found
 
-    def _parsed(self, file: bytes) -> list[tuple[Draft, list[Problem]]]:
-        data, name = self.read(file), text(file)
+    def _parsed(self, file: bytes) -> Iterable[tuple[Draft, list[Problem]]]:
+        data, name = _StoredFile(self._snapshot, file), text(file)
         try:
             if metadata.is_metadata(name):
                 found = metadata.parse(data, name)
@@ -486,7 +497,7 @@ class AnnotationSource:
             self.classes = found.classes
         return self._frames(file, found) if found.frames else found.images
 
-    def _frames(self, file: bytes, found: DraftFile) -> list[tuple[Draft, list[Problem]]]:
+    def _frames(self, file: bytes, found: DraftFile) -> Sequence[tuple[Draft, list[Problem]]]:
         """Return the frames of a video. Where no image is called so, they are the images at or below the file, in the
         order of their paths, if these are as many."""
         folder = file[: file.rfind(b"/") + 1]
@@ -507,6 +518,25 @@ def _of_folder(image: bytes, said: Said | None) -> Said | None:
     label = text(folder_class(image))
     draft, problems = said or (Draft(text(image)), ())
     return (draft._replace(labels=(label, *draft.labels)), problems) if label else said
+
+
+class _StoredFile:
+    """The bytes of a file, as far as they are asked for."""
+
+    def __init__(self, snapshot: Snapshot, path: bytes) -> None:
+        row = snapshot.manifest.find(path)
+        assert row is not None
+        self._rows, self._row = snapshot.rows, row
+        self._size = snapshot.manifest.entry(row).size_bytes
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, part: slice) -> bytes:
+        start, stop, _ = part.indices(self._size)
+        data = bytes(self._rows.read_row(self._row, start, stop))
+        self._rows.unmap_pages()
+        return data
 
 
 _THREADS, _AHEAD, _AHEAD_BYTES = 16, 64, 64 * 2**20

@@ -460,6 +460,23 @@ def test_no_content_raises_and_no_object_is_lost_without_a_problem(content):
 VALID = b"".join(coco.write([Annotation("a.jpg", 9, 9, (Box("a", 1, 1, 2, 2), Box("b", 0, 0, 9, 9)))], ("a", "b")))
 
 
+def test_boxes_that_are_put_aside_come_back_in_their_order(monkeypatch):
+    expected = coco.parse(VALID, "f").images
+    monkeypatch.setattr(coco, "_MOST_HELD", 0)
+    found = coco.parse(VALID, "f").images
+    assert list(found) == expected
+    assert [len(draft.boxes) for draft, _ in found] == [2]
+
+
+def test_what_follows_an_element_that_is_nested_too_deep_is_read():
+    deep = b"[" * 10_000 + b"]" * 10_000
+    found = coco.parse(VALID.replace(b'"annotations":[', b'"annotations":[' + deep + b","), "f")
+    (problem,) = found.problems
+    assert (problem.code, problem.line) == ("entry-malformed", 1)
+    assert problem.message.startswith("annotations[0] (at byte ")
+    assert [len(draft.boxes) for draft, _ in found.images] == [2]
+
+
 @given(st.integers(0, len(VALID)), st.integers(0, 30), st.binary(max_size=8))
 @settings(max_examples=250, deadline=None)
 def test_no_damaged_file_raises_anything_else(at, length, bytes_there):

@@ -14,18 +14,21 @@ import math
 import re
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import chain
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
+from datacache.annotations.aside import Aside
 from datacache.annotations.check import clean_label
 from datacache.annotations.classes import unlisted, unnamed
 from datacache.annotations.formats.geometry import around, side
+from datacache.annotations.formats.json_stream import Data, JsonFile, PassedOver
 from datacache.annotations.formats.values import (
     JSON,
     displayed,
     kind,
-    load,
     shown,
     to_id,
     to_number,
@@ -55,38 +58,43 @@ _FLAGS: Final = ("difficult", "truncated", "occluded")
 _TRUE: Final = frozenset({"1", "true", "yes"})
 _FALSE: Final = frozenset({"0", "false", "no", ""})
 _HALVES: Final = re.compile("[\ud800-\udfff]")
+_NUMBERS: Final = frozenset({int, float})
 _AT_A_TIME: Final = 500
 _MAX_POINTS: Final = 100_000
 """Of an object."""
+_BOX_BYTES: Final = 450
+_MOST_HELD: Final = 64 * 2**20
+"""Bytes of boxes in memory, about."""
 
 
-def parse(data: bytes | memoryview, file: str, classes: Sequence[str] = ()) -> DraftFile:
+def parse(data: Data, file: str, classes: Sequence[str] = ()) -> DraftFile:
     """Read every image of the file, also those without an object, in the order of `images`. Its categories name the
     classes, whatever else does.
 
-    Entries of one `file_name` are taken together. A category without a name becomes the label `class_7`. All of the
-    file is in memory, several times its size. For boxes, and problems of objects, the line is the number of the
-    annotation, from 1, since no line says where in such a file an object is. `AnnotationError` if it is no JSON, or
-    has no `images`.
+    Entries of one `file_name` are taken together. A category without a name becomes the label `class_7`. Little
+    of the file is in memory at once, and few of its boxes: images are put together when they are asked for.
+
+    For boxes, and problems of objects, the line is the number of the annotation, from 1, since no line says where in
+    such a file an object is. `AnnotationError` if it is no JSON, or has no `images`.
     """
-    content = load(bytes(data), file)
-    images = content.get("images") if isinstance(content, dict) else None
-    if not isinstance(images, list):
+    content = JsonFile(data, file)
+    if content.kind("images") != "[":
         raise AnnotationError(f"{file} is no COCO file: it has no list of `images`", code="not-coco", file=file)
     reader = _Reader(file)
     for name, take in (("categories", reader.category), ("images", reader.image), ("annotations", reader.object)):
-        entries = content.get(name)
-        if not isinstance(entries, list):
-            action: Action = "noted" if entries is None else "skipped"
-            reader.problem("list-missing", action, f"there is no list of `{name}`, but {kind(entries)}")
+        first = content.kind(name)
+        if first != "[":
+            action: Action = "skipped" if first else "noted"
+            there = "an object" if first == "{" else "a single value" if first else "nothing"
+            reader.problem("list-missing", action, f"there is no list of `{name}`, but {there}")
             continue
-        for number, entry in enumerate(entries):
-            where = f"{name}[{number}]"
-            reader.number = number + 1 if name == "annotations" else 0
+        for number, entry in enumerate(content.elements(name)):
+            reader.begin(name, number)
             if isinstance(entry, dict):
-                take(entry, where)
+                take(entry)
             else:
-                reader.problem("entry-malformed", "skipped", f"{where} is {kind(entry)} and no object; it is left out")
+                wrong = entry.reason if isinstance(entry, PassedOver) else f"is {kind(entry)} and no object"
+                reader.problem("entry-malformed", "skipped", f"{reader.where} {wrong}; it is left out")
     return reader.finish()
 
 
@@ -165,38 +173,54 @@ class _Reader:
         self._unlisted: dict[str, tuple[int, int, str]] = {}
         self._skeletons: dict[str, Skeleton] = {}
         self._supercategories: dict[str, str] = {}
+        self._records = Aside[tuple[Box, ...]]()
+        self._held = 0
         self.number = 0  # of the annotation that is being read, from 1
+        self._entry, self._own_id, self._image = ("", 0), "", ""
+
+    def begin(self, name: str, number: int) -> None:
+        """Begin with an element of a list."""
+        self.number = number + 1 if name == "annotations" else 0
+        self._entry, self._own_id, self._image = (name, number), "", ""
+
+    @property
+    def where(self) -> str:
+        """Name the element that is being read, for messages."""
+        name, number = self._entry
+        id, image = self._own_id, self._image
+        shown = f", id {id if len(id) <= 60 else quote(id)}" if id else ""
+        return f"{name}[{number}]{shown}{f', of {quote(image)}' if image else ''}"
 
     def problem(self, code: str, action: Action, message: str, image: _Image | None = None) -> None:
         """Report; to the image where it is known."""
         problems = self._problems if image is None else image.problems
         problems.append(Problem(code, action, self._file, self.number, message))
 
-    def category(self, entry: dict[str, JSON], where: str) -> None:
+    def category(self, entry: dict[str, JSON]) -> None:
         """Take one of `categories`."""
         id, name = to_id(entry.get("id")), entry.get("name")
         if id is None:
-            message = f"{where} has {shown(entry, 'id')} and so means no objects; it is left out"
+            message = f"{self.where} has {shown(entry, 'id')} and so means no objects; it is left out"
             self.problem("class-id", "noted", message)
         elif id in self._labels:
-            message = f"{where} has the id {id}, which is {quote(self._labels[id])} already; the first one counts"
+            message = f"{self.where} has the id {id}, which is {quote(self._labels[id])} already; the first one counts"
             self.problem("class-repeated", "noted", message)
         elif isinstance(name, str | int | float) and not isinstance(name, bool) and clean_label(str(name)):
             label = clean_label(str(name))
             if label != str(name):
                 code = "label-spaces" if label == str(name).strip() else "label-characters"
-                self.problem(code, "repaired", f"{where} is called {quote(str(name))}, taken as {quote(label)}")
+                self.problem(code, "repaired", f"{self.where} is called {quote(str(name))}, taken as {quote(label)}")
             if label in self._labels.values():
-                message = f"{where} is called {quote(label)} like another one; their objects are of one class"
+                message = f"{self.where} is called {quote(label)} like another one; their objects are of one class"
                 self.problem("class-repeated", "noted", message)
             self._labels[id] = label
-            self._keypoints_of(entry, label, where)
+            self._keypoints_of(entry, label)
         else:
             self._labels[id] = unlisted(id)
-            message = f"{where} has {shown(entry, 'name')}; its objects are labelled {unlisted(id)!r}"
+            message = f"{self.where} has {shown(entry, 'name')}; its objects are labelled {unlisted(id)!r}"
             self.problem("class-unlisted", "noted", message)
 
-    def _keypoints_of(self, entry: dict[str, JSON], label: str, where: str) -> None:
+    def _keypoints_of(self, entry: dict[str, JSON], label: str) -> None:
         """Take what a category says besides its name."""
         if isinstance(above := entry.get("supercategory"), str) and above:
             self._supercategories.setdefault(label, above)
@@ -207,76 +231,77 @@ class _Reader:
         try:
             found = [(int(a), int(b)) for a, b in edges or ()]
         except (TypeError, ValueError, OverflowError):
-            message = f"{where} has {shown(entry, 'skeleton')}, which is none; it is passed over"
+            message = f"{self.where} has {shown(entry, 'skeleton')}, which is none; it is passed over"
             self.problem("skeleton", "noted", message)
         first = 1
         if any(0 in edge for edge in found):
             first = 0
-            message = f"{where} counts the ends of its skeleton from 0, and COCO does from 1; they are taken as meant"
+            message = f"{self.where} counts ends of its skeleton from 0, and COCO does from 1; they are taken as meant"
             self.problem("skeleton", "repaired", message)
         kept = tuple((a - first, b - first) for a, b in found if first <= min(a, b) and max(a, b) < first + len(names))
         if len(kept) < len(found):
-            message = f"the skeleton of {where} has ends that are none of its {len(names)} keypoints; they are left out"
+            message = (
+                f"the skeleton of {self.where} has ends that are none of its {len(names)} keypoints; they are left out"
+            )
             self.problem("skeleton", "repaired", message)
         self._skeletons.setdefault(label, Skeleton(tuple(map(to_text, names)), kept))
 
-    def image(self, entry: dict[str, JSON], where: str) -> None:
+    def image(self, entry: dict[str, JSON]) -> None:
         """Take one of `images`."""
         id, name = to_id(entry.get("id")), entry.get("file_name")
         if not isinstance(name, str) or not name.strip():
-            self._lost_image(id, where, f"has {shown(entry, 'file_name')}")
+            self._lost_image(id, f"has {shown(entry, 'file_name')}")
             return
         earlier = self._images.get(id) if id is not None else None
         if id is None:
-            self._lost_image(None, where, f"({quote(name)}) has {shown(entry, 'id')}")
+            self._lost_image(None, f"({quote(name)}) has {shown(entry, 'id')}")
         elif earlier is not None and earlier.name != name:
             # Whose its objects are cannot be known, and the first image has them.
-            self._lost_image(None, where, f"({quote(name)}) has the id {id} of {quote(earlier.name)}")
+            self._lost_image(None, f"({quote(name)}) has the id {id} of {quote(earlier.name)}")
         elif name in self._by_name:
             self._images[id] = image = self._by_name[name]
-            message = f"{where} names {quote(name)} again; the objects of both entries are taken together"
+            message = f"{self.where} names {quote(name)} again; the objects of both entries are taken together"
             self.problem("image-repeated", "noted", message, image)
         else:
             image = self._images[id] = self._by_name[name] = _Image(name)
             image.width = self._side(entry, "width", image)
             image.height = self._side(entry, "height", image)
 
-    def object(self, entry: dict[str, JSON], where: str) -> None:
+    def object(self, entry: dict[str, JSON]) -> None:
         """Take one of `annotations`."""
-        image_id, own_id = to_id(entry.get("image_id")), to_id(entry.get("id"))
-        if own_id is not None:
-            where += f", id {own_id if len(own_id) <= 60 else quote(own_id)}"
+        image_id, self._own_id = to_id(entry.get("image_id")), to_id(entry.get("id")) or ""
         image = self._images.get(image_id) if image_id is not None else None
         if image is None:
             reason = self._lost_ids.get(image_id or "", "which is no image's")
-            message = f"{where} has {shown(entry, 'image_id')}, {reason}; it is left out"
+            message = f"{self.where} has {shown(entry, 'image_id')}, {reason}; it is left out"
             self.problem("image-unknown", "skipped", message)
             return
-        where += f", of {quote(image.name)}"
-        if "category_id" not in entry and isinstance(caption := entry.get("caption"), str):
-            image.captions.append(caption)
+        self._image = image.name
+        if "category_id" not in entry and isinstance(entry.get("caption"), str):
+            image.captions.append(entry["caption"])
             return
         id = to_id(entry.get("category_id"))
         if id is None:
-            self.problem("label-empty", "skipped", f"{where} has {shown(entry, 'category_id')}; it is left out", image)
+            message = f"{self.where} has {shown(entry, 'category_id')}; it is left out"
+            self.problem("label-empty", "skipped", message, image)
             return
         label = self._labels.get(id)
         if label is None:
-            count, number, first = self._unlisted.get(id, (0, self.number, where))
+            count, number, first = self._unlisted.get(id, (0, self.number, self.where))
             self._unlisted[id] = count + 1, number, first
             label = unlisted(id)
         said = len(image.problems)
-        outline = self._outline(entry["segmentation"], where, image) if entry.get("segmentation") else None
-        keypoints = self._keypoints(entry, label, where, image) if entry.get("keypoints") else None
-        edges = self._edges(entry, where, image, outline, keypoints)
+        outline = self._outline(entry["segmentation"], image) if entry.get("segmentation") else None
+        keypoints = self._keypoints(entry, label, image) if entry.get("keypoints") else None
+        edges = self._edges(entry, image, outline, keypoints)
         if edges is None:
             del image.problems[said:-1]  # of the outline of an object that is left out
             return
         flags, attributes = _attributes(entry)
-        if to_text(entry.get("iscrowd")) in _TRUE:
+        if (crowd := entry.get("iscrowd")) and to_text(crowd) in _TRUE:
             attributes["iscrowd"] = "1"
             kept = "its box is kept" if outline is None else "it is kept"
-            self.problem("crowd", "noted", f"{where} is a crowd; {kept} as one object", image)
+            self.problem("crowd", "noted", f"{self.where} is a crowd; {kept} as one object", image)
         extra, score = None, entry.get("score")
         if not _is_score(score):
             score = None
@@ -287,6 +312,17 @@ class _Reader:
             extra = Extra(outline, keypoints, score=score, area=given)
             extra = None if extra == NOTHING else extra
         image.boxes.append(Box(label, *edges, *flags, tuple(sorted(attributes.items())), self.number, extra))
+        self._held += _BOX_BYTES + (0 if outline is None else len(outline[0]))
+        if self._held > _MOST_HELD:
+            self._put_aside()
+
+    def _put_aside(self) -> None:
+        """Write the boxes that are held to disk."""
+        for image in self._by_name.values():
+            if image.boxes:
+                image.earlier.append(self._records.put(tuple(image.boxes)))
+                image.boxes = []
+        self._held = 0
 
     def finish(self) -> DraftFile:
         """Return all of it."""
@@ -295,29 +331,17 @@ class _Reader:
             objects = f"{first} is" if count == 1 else f"{first}, and {count - 1:,} more are"
             message = f"{objects} of category {id}, which is not in the file; labelled {unlisted(id)!r}"
             self.problem("class-unlisted", "noted", message)
-        images = [
-            (
-                Draft(
-                    self._file,
-                    image.name,
-                    image.width,
-                    image.height,
-                    tuple(image.boxes),
-                    captions=tuple(image.captions),
-                ),
-                image.problems,
-            )
-            for image in self._by_name.values()
-        ]
+        images = _Drafts(self._file, list(self._by_name.values()), self._records)
         # Ids are what tools and models count, not where a category stands in its list.
         ordered = sorted(self._labels, key=lambda id: (to_number(id) is None, to_number(id) or 0.0))
         classes = tuple(dict.fromkeys(self._labels[id] for id in ordered))
-        return DraftFile(images, self._problems, classes, self._skeletons, self._supercategories)
+        kept = images if len(self._records) else list(images)
+        return DraftFile(kept, self._problems, classes, self._skeletons, self._supercategories)
 
-    def _lost_image(self, id: str | None, where: str, reason: str) -> None:
-        self.problem("image-unnamed", "skipped", f"{where} {reason}; it is left out")
+    def _lost_image(self, id: str | None, reason: str) -> None:
+        self.problem("image-unnamed", "skipped", f"{self.where} {reason}; it is left out")
         if id is not None and id not in self._images:
-            self._lost_ids[id] = f"which is {where}, an image without a name"
+            self._lost_ids[id] = f"which is {self.where}, an image without a name"
 
     def _side(self, entry: dict[str, JSON], name: str, image: _Image) -> int:
         value = entry.get(name)
@@ -331,32 +355,37 @@ class _Reader:
         return int(number)
 
     def _edges(
-        self, entry: dict[str, JSON], where: str, image: _Image, outline: Outline | None, keypoints: Keypoints | None
+        self, entry: dict[str, JSON], image: _Image, outline: Outline | None, keypoints: Keypoints | None
     ) -> Edges | None:
         bbox = entry.get("bbox")
         if isinstance(bbox, list) and len(bbox) == 4:
+            if _NUMBERS.issuperset(map(type, bbox)):
+                with suppress(OverflowError):
+                    x, y, width, height = map(float, bbox)
+                    return x, y, x + width, y + height
             numbers = [to_number(value) for value in bbox]
             if None not in numbers:
                 if any(isinstance(value, str) for value in bbox):
-                    message = f"{where} has a bbox with numbers written as texts, which were read as numbers"
+                    message = f"{self.where} has a bbox with numbers written as texts, which were read as numbers"
                     self.problem("box-text", "repaired", message, image)
                 x, y, width, height = (number for number in numbers if number is not None)
                 return x, y, x + width, y + height
             wrong = next(value for value, number in zip(bbox, numbers, strict=True) if number is None)
-            message = f"{where} has {displayed(wrong)} in its bbox, which is not a number; it is left out"
+            message = f"{self.where} has {displayed(wrong)} in its bbox, which is not a number; it is left out"
             self.problem("box-text", "skipped", message, image)
             return None
         edges, of = _around(outline), "outline"
         if edges is None and keypoints is not None:
             edges, of = _around_keypoints(keypoints, image), "keypoints"
         if edges is None:
-            message = f"{where} has {shown(entry, 'bbox')}, and nothing to take it from; it is left out"
+            message = f"{self.where} has {shown(entry, 'bbox')}, and nothing to take it from; it is left out"
             self.problem("box-missing", "skipped", message, image)
             return None
-        self.problem("box-missing", "noted", f"{where} has {shown(entry, 'bbox')}; that of its {of} is taken", image)
+        message = f"{self.where} has {shown(entry, 'bbox')}; that of its {of} is taken"
+        self.problem("box-missing", "noted", message, image)
         return edges
 
-    def _outline(self, found: JSON, where: str, image: _Image) -> Outline | None:
+    def _outline(self, found: JSON, image: _Image) -> Outline | None:
         """Read a segmentation; None, and a problem, for one that cannot be meant."""
         stays = "the object stays as its box"
         if isinstance(found, dict):
@@ -370,25 +399,26 @@ class _Reader:
                 return from_runs(counts, width, height, listed=True)
             except (KeyError, TypeError, ValueError) as exc:
                 reason = str(exc) if isinstance(exc, ValueError) else "a part of it is missing"
-                message = f"the mask of {where} cannot be read: {reason}; {stays}"
+                message = f"the mask of {self.where} cannot be read: {reason}; {stays}"
                 self.problem("mask-broken", "repaired", message, image)
             return None
         try:
             parts = found if isinstance(found[0], list) else [found]
             if sum(map(len, parts)) > 2 * _MAX_POINTS:
-                message = f"the outline of {where} has more than {_MAX_POINTS:,} points; {stays}"
+                message = f"the outline of {self.where} has more than {_MAX_POINTS:,} points; {stays}"
                 self.problem("shape-too-large", "repaired", message, image)
                 return None
             ringed = [array("d", part).tobytes() for part in parts]
         except (KeyError, TypeError, OverflowError):
             ringed = [b"-"]
         if any(len(ring) % POINT_BYTES for ring in ringed):
-            self.problem("shape-malformed", "repaired", f"the outline of {where} is no list of points; {stays}", image)
+            message = f"the outline of {self.where} is no list of points; {stays}"
+            self.problem("shape-malformed", "repaired", message, image)
             return None
         ringed = [ring for ring in ringed if ring]
         return polygon_of(ringed) if ringed else None
 
-    def _keypoints(self, entry: dict[str, JSON], label: str, where: str, image: _Image) -> Keypoints | None:
+    def _keypoints(self, entry: dict[str, JSON], label: str, image: _Image) -> Keypoints | None:
         """Read the keypoints of an object; None, and a problem, where they are not those of its class."""
         skeleton = self._skeletons.get(label)
         try:
@@ -400,7 +430,7 @@ class _Reader:
             values, visible = array("d", [0]), b""
         count = len(visible) if skeleton is None else len(skeleton.names)
         if len(values) != 3 * count or count > _MAX_POINTS or max(visible, default=0) > 2:
-            message = f"the keypoints of {where} are not x, y and 0, 1 or 2 for each of {count}; they are left out"
+            message = f"the keypoints of {self.where} are not x, y and 0, 1 or 2 for each of {count}; they are left out"
             self.problem("keypoints-malformed", "repaired", message, image)
             return None
         if skeleton is None:
@@ -418,8 +448,26 @@ class _Image:
     width: int = 0
     height: int = 0
     boxes: list[Box] = field(default_factory=list)
+    earlier: list[int] = field(default_factory=list)
+    """Numbers of boxes that were put aside."""
     captions: list[str] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
+
+
+class _Drafts(Sequence[tuple[Draft, list[Problem]]]):
+    """The images of a file, each put together when it is asked for."""
+
+    def __init__(self, file: str, images: list[_Image], records: Aside[tuple[Box, ...]]) -> None:
+        self._file, self._images, self._records = file, images, records
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def __getitem__(self, number: Any) -> Any:
+        image = self._images[number]
+        boxes = (*chain.from_iterable(map(self._records.get, image.earlier)), *image.boxes)
+        draft = Draft(self._file, image.name, image.width, image.height, boxes, captions=tuple(image.captions))
+        return draft, image.problems
 
 
 def _attributes(entry: dict[str, JSON]) -> tuple[tuple[bool, bool, bool], dict[str, str]]:

@@ -28,6 +28,7 @@ from datacache.annotations.formats.geometry import (
     around,
     inside,
 )
+from datacache.annotations.formats.json_stream import Data
 from datacache.annotations.formats.values import parse_number
 from datacache.annotations.model import Action, Annotation, Box, Draft, DraftFile, Problem, Problems, quote
 from datacache.annotations.shapes.outline import (
@@ -71,7 +72,7 @@ class _Shape(NamedTuple):
     nodes: tuple[Attributes, ...] = ()
 
 
-def parse(data: bytes | memoryview, file: str, classes: Sequence[str] = ()) -> DraftFile:
+def parse(data: Data, file: str, classes: Sequence[str] = ()) -> DraftFile:
     """Read every image of the file that it names, and every frame with an object. The labels of its `<meta>` are the
     classes. `AnnotationError` if it cannot be used."""
     return _CvatReader(file).read(data)
@@ -120,7 +121,7 @@ class _CvatReader:
         self._orders: dict[str, list[str]] = {}
         """Label of a skeleton → its keypoints, those of the meta first."""
 
-    def read(self, data: bytes | memoryview) -> DraftFile:
+    def read(self, data: Data) -> DraftFile:
         """Read what the file says."""
         self._parser = parser = expat.ParserCreate()
         parser.buffer_text = True
@@ -128,15 +129,14 @@ class _CvatReader:
         parser.EndElementHandler = self._end
         parser.CharacterDataHandler = self._text.append
         parser.EntityDeclHandler = parser.SkippedEntityHandler = self._refuse_entity
-        view = memoryview(data)
         try:
-            for at in range(0, len(view), _PIECE):
-                parser.Parse(bytes(view[at : at + _PIECE]), False)
+            for at in range(0, len(data), _PIECE):
+                parser.Parse(bytes(data[at : at + _PIECE]), False)
                 if at + _PIECE - parser.CurrentByteIndex > MAX_TAG_BYTES:
                     self._refuse("file-too-large", f"a tag has more than {MAX_TAG_BYTES:,} bytes")
             parser.Parse(b"", True)
         except expat.ExpatError as exc:
-            why = expat.ErrorString(exc.code) if view else "the file is empty"
+            why = expat.ErrorString(exc.code) if len(data) else "the file is empty"
             message = f"the XML is broken: {why}"
             raise AnnotationError(message, code="xml-broken", file=self._file, line=exc.lineno) from None
         finally:

@@ -10,6 +10,7 @@ import codecs
 import re
 from collections.abc import Mapping, Sequence
 
+from datacache.annotations.formats.json_stream import Data
 from datacache.annotations.formats.values import ClassIds, parse_number
 from datacache.annotations.model import Annotation, Box, Draft, DraftFile, Problem, Problems, quote
 
@@ -17,7 +18,7 @@ _TOKEN = re.compile(r"[^ \t\v\f]+")
 _IMAGE_END = re.compile(r"\.(?:jpe?g|jpe|jfif|png|bmp|webp|tiff?|gif|p[gpnb]m)$", re.IGNORECASE)
 
 
-def parse(data: bytes | memoryview, file: str, classes: Sequence[str]) -> DraftFile:
+def parse(data: Data, file: str, classes: Sequence[str]) -> DraftFile:
     """Read the boxes of each image, in the order of their first lines; `name` of a draft is the path as it is written.
 
     A path may have spaces: it ends with the last word that has an image's extension, and boxes follow. Several lines of
@@ -25,7 +26,7 @@ def parse(data: bytes | memoryview, file: str, classes: Sequence[str]) -> DraftF
     """
     of_file, ids = Problems(file), ClassIds(classes)
     found: dict[str, tuple[int, list[Box], Problems]] = {}
-    text = bytes(data).removeprefix(codecs.BOM_UTF8).decode("utf-8", "surrogateescape")
+    text = bytes(data[:]).removeprefix(codecs.BOM_UTF8).decode("utf-8", "surrogateescape")
     for number, line in enumerate(text.replace("\r\n", "\n").replace("\r", "\n").split("\n"), 1):
         words = list(_TOKEN.finditer(line))
         if not words:

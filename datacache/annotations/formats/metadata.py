@@ -14,6 +14,7 @@ from typing import Final
 
 from datacache.annotations.classes import decode
 from datacache.annotations.formats.geometry import side
+from datacache.annotations.formats.json_stream import Data
 from datacache.annotations.formats.values import JSON, displayed, kind, to_number, to_text
 from datacache.annotations.model import Annotation, Box, Draft, DraftFile, Problem, Problems, quote
 from datacache.core.errors import AnnotationError
@@ -29,13 +30,13 @@ def is_metadata(path: str) -> bool:
     return path.rpartition("/")[2].lower() == NAME.decode()
 
 
-def parse(data: bytes, file: str) -> DraftFile:
+def parse(data: Data, file: str) -> DraftFile:
     """Read what is said of each image, in the order of their first lines; `name` of a draft is the `file_name`.
 
     A line without an image is left out and reported; an image without a label is kept.
     `AnnotationError` for a file that is no text.
     """
-    content = decode(data)
+    content = decode(bytes(data[:]))
     if content is None:
         raise AnnotationError(f"{file} is neither UTF-8 nor GB18030", code="encoding", file=file)
     of_file = Problems(file)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from datacache.annotations.classes import decode
+from datacache.annotations.formats.json_stream import Data
 from datacache.annotations.formats.values import parse_number
 from datacache.annotations.model import Annotation, Box, Draft, DraftFile, Problem, Problems, quote
 from datacache.annotations.shapes.outline import NOTHING
@@ -44,10 +45,10 @@ def parse_classes(data: bytes) -> dict[str, str]:
     return {row[0]: row[1] for row in rows if len(row) == 2 and row[0] != "LabelName"}
 
 
-def parse(data: bytes, file: str, names: Mapping[str, str]) -> DraftFile:
+def parse(data: Data, file: str, names: Mapping[str, str]) -> DraftFile:
     """Read the boxes, or the labels, of each image, in the order of their first lines; `names` are those of classes.
     `AnnotationError` for a file that is no text, or without the columns that it must have."""
-    text = decode(data)
+    text = decode(bytes(data[:]))
     if text is None:
         raise AnnotationError(f"{file} is neither UTF-8 nor GB18030", code="encoding", file=file)
     head, *lines = text.removeprefix("\ufeff").split("\n")

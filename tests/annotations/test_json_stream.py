@@ -1,0 +1,101 @@
+"""Lists of a large JSON file, element by element."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from datacache.annotations.formats import json_stream
+from datacache.annotations.formats.json_stream import JsonFile
+from datacache.core.errors import AnnotationError
+
+texts = st.text(st.sampled_from('a"\\[]{},: 口\u2028\ud800\n'), max_size=6)
+values = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), texts),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(texts, inner, max_size=3)),
+    max_leaves=8,
+)
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read so little at once that everything lies across an edge."""
+    monkeypatch.setattr(json_stream, "_WINDOW", 7)
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let elements be short."""
+    monkeypatch.setattr(json_stream, "MAX_ELEMENT", 200)
+    monkeypatch.setattr(json_stream, "MAX_SKIPPED", 400)
+
+
+def elements(data: bytes, name: str = "a") -> list[Any]:
+    return list(JsonFile(data, "f").elements(name))
+
+
+@given(
+    st.dictionaries(texts, values, max_size=3),
+    st.lists(values, max_size=4),
+    st.sampled_from([None, 1]),
+    st.booleans(),
+    st.sampled_from(["utf-8", "utf-8-sig", "utf-16", "gb18030"]),
+)
+@settings(max_examples=150, deadline=None)
+def test_the_elements_are_those_that_json_has(others, wanted, indent, ascii_only, encoding):
+    text = json.dumps({**others, "wanted": wanted, "a": [1, 2]}, indent=indent, ensure_ascii=ascii_only)
+    data = text.encode(encoding, "replace")
+    file = JsonFile(data, "f")
+    expected = json.loads(data.decode(encoding))
+    assert file.whole
+    assert [list(file.elements(name)) for name in ("wanted", "a")] == [expected["wanted"], [1, 2]]
+
+
+@pytest.mark.parametrize(
+    ("bad", "reason"),
+    [
+        (b'{"a":' * 50 + b"1" + b"}" * 50, "is longer than"),
+        (b"[" + b"1" * 300 + b"]", "is longer than"),
+    ],
+)
+@pytest.mark.usefixtures("short")
+def test_an_element_that_cannot_be_read_is_passed_over_with_its_place(bad, reason):
+    before, passed_over, after = elements(b'{"a": [{"id": 1}, ' + bad + b', {"id": 3}], "b": 0}')
+    assert (before, after) == ({"id": 1}, {"id": 3})
+    assert "byte 18" in passed_over.reason
+    assert reason in passed_over.reason
+
+
+@pytest.mark.usefixtures("short")
+def test_behind_an_element_that_is_too_long_to_be_passed_over_nothing_is_read():
+    data = b'{"a": [1, ["' + b"x" * 2000 + b'"], 3], "b": []}'
+    file = JsonFile(data, "f")
+    assert not file.whole
+    first, lost = file.elements("a")
+    assert first == 1
+    assert "what follows is not read" in lost.reason
+    assert file.kind("b") == ""
+
+
+@pytest.mark.parametrize(
+    ("data", "line"),
+    [
+        (b'{"a": [1,\n2,]}', 2),
+        (b'{"a": [1\n2]}', 2),
+        (b'{"a": [1], }', 1),
+        (b'{"a": [1] "b": 2}', 1),
+        (b'{"a": [1]} x', 1),
+        (b'{"a" [1]}', 1),
+        (b'{"a": [1', 1),
+        (b'{"a": [{"b": x}\n]}', 1),
+        (b'{"a": ["\\', 1),
+    ],
+)
+def test_what_is_no_json_is_an_error_with_its_line(data, line):
+    with pytest.raises(AnnotationError) as caught:
+        elements(data)
+    assert (caught.value.code, caught.value.line) == ("json-broken", line)
