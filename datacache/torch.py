@@ -25,7 +25,7 @@ from datacache.settings import Settings, load_settings
 
 try:
     from datacache.loaders.dataset import Options, SampleDataset
-    from datacache.loaders.packed import PackedBatch, collate
+    from datacache.loaders.packed import PackedBatch, collate, collate_ultralytics
     from datacache.loaders.shard_dataset import ShardSamples, ShardStream
     from datacache.loaders.source import SnapshotSource
 except ModuleNotFoundError as exc:
@@ -51,6 +51,7 @@ __all__ = [
     "ShardStream",
     "SnapshotDataset",
     "collate",
+    "collate_ultralytics",
     "loader",
 ]
 __getattr__, _ = front(__name__)
@@ -84,6 +85,9 @@ class SnapshotDataset(SampleDataset, SnapshotSource):
     - `"auto"`: boxes where there are any, else classes of images, else the path
     - `None`: there is none, and `ds[i]` is the image alone
 
+    With `style="torchvision"` targets of objects have `area`, `iscrowd` and `image_id`, too; `style="ultralytics"`
+    gives them the names and units that Ultralytics has, and `collate_ultralytics` its batch.
+
     `classes` names the class ids. `labels`, `any_label`, `where`, `min_objects` and `max_objects` choose images as
     `dsctl query` does, `split` one of the splits that the data set brings. `transform` gets image and target.
 
@@ -105,6 +109,7 @@ class SnapshotDataset(SampleDataset, SnapshotSource):
         split: str = "",
         format: str | None = None,
         trust_sizes: bool = False,
+        style: str | None = None,
         settings: Settings | None = None,
         **arguments: Unpack[SnapshotArguments],
     ) -> None:
@@ -117,7 +122,7 @@ class SnapshotDataset(SampleDataset, SnapshotSource):
         snapshot = open_snapshot(ref, settings)
         with closing(open_catalog(settings)) as catalog:
             reading = Reading(format=format, trust_sizes=trust_sizes)
-            selection = select(snapshot, catalog, target=target, query=query, split=split, reading=reading)
+            selection = select(snapshot, catalog, target=target, query=query, split=split, reading=reading, style=style)
         SnapshotSource.__init__(self, snapshot, selection)
         SampleDataset.__init__(self, options, settings)
 

@@ -93,7 +93,12 @@ class SampleDataset(SampleSource, Dataset):
         """Return a sample's target, before any transform; boxes as tensors, which share its arrays' memory."""
         target = super().target(sample)
         if isinstance(target, dict):
-            return {name: torch.from_numpy(values) for name, values in target.items()}
+            return {
+                name: [torch.from_numpy(each) for each in values]
+                if isinstance(values, list)
+                else torch.from_numpy(values)
+                for name, values in target.items()
+            }
         return target
 
     def read(self, sample: int) -> bytes:
@@ -222,7 +227,8 @@ def _scaled(target: Any, own: Size, size: Size) -> Any:
     if isinstance(target, dict) and "boxes" in target and own != size:
         height, width = size[0] / own[0], size[1] / own[1]
         target["boxes"] *= torch.tensor([width, height, width, height])
-        for name, factors in (("corners", (width, height)), ("keypoints", (width, height, 1.0))):
+        scales = ("corners", (width, height)), ("keypoints", (width, height, 1.0)), ("area", (width * height,))
+        for name, factors in scales:
             if name in target:
                 target[name] *= torch.tensor(factors)
     if isinstance(target, dict) and "masks" in target and target["masks"].shape[1:] != size:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +17,7 @@ import torch
 from torch.utils.data import get_worker_info
 from torch.utils.data._utils.collate import default_collate_fn_map
 
+from datacache.core.errors import UsageError
 from datacache.loaders.device import each_part, pinned, record
 from datacache.loaders.processes import keep_freed_memory
 from datacache.loaders.segments import empty_shared, hand_over_segments
@@ -161,6 +163,23 @@ def collate(batch: Any) -> Any:
         parts = [_stacked(part) for part in zip(*batch, strict=True)]
         return type(first)(*parts) if hasattr(first, "_fields") else tuple(parts)
     return _stacked(batch)
+
+
+def collate_ultralytics(batch: Any) -> dict[str, Any]:
+    """Collate decoded samples of `style="ultralytics"` into the batch that Ultralytics' models are trained with: `img`
+    (n, 3, height, width), and of all objects one after another `cls`, `bboxes` and the like, with `batch_idx`, the
+    number of their image. Of classes it has `img` and `cls`. `UsageError` for images of several sizes."""
+    images, targets = collate(batch)
+    if not isinstance(images, torch.Tensor):
+        raise UsageError("the images of a batch have several sizes", hint='Add decode="rgb" and size=640, for one.')
+    found: dict[str, Any] = {"img": images.permute(0, 3, 1, 2).contiguous()}
+    if isinstance(targets, torch.Tensor):
+        return found | {"cls": targets}
+    for name in targets[0]:
+        values = [target[name] for target in targets]
+        found[name] = list(chain.from_iterable(values)) if isinstance(values[0], list) else torch.cat(values)
+    counts = torch.tensor([len(target["cls"]) for target in targets])
+    return found | {"batch_idx": torch.arange(len(targets), dtype=torch.float32).repeat_interleave(counts)}
 
 
 def _stacked(values: Sequence[Any]) -> Any:

@@ -28,6 +28,7 @@ from datacache.conversion.index import Annotations, Reading
 from datacache.core.errors import CorruptManifestError, UsageError
 from datacache.core.ids import object_id
 from datacache.loaders.shapes import SHAPE_KINDS, ShapeColumn
+from datacache.loaders.styles import STYLES, StyledColumns
 from datacache.manifest.codec import Range
 from datacache.manifest.reader import Manifest
 from datacache.reader.snapshot import Snapshot
@@ -113,6 +114,9 @@ class FolderColumn(ClassColumn):
         self._values = array("i", ids[np.asarray(self._values)].tobytes())
 
 
+Targets = BoxColumns | ClassColumn | StyledColumns
+
+
 @dataclass(frozen=True, kw_only=True)
 class Selection:
     """The samples of a dataset, in the byte order of their paths."""
@@ -125,7 +129,7 @@ class Selection:
     """Of their objects, one after another."""
     kind: str | None
     """The kind of targets: `detection`, one of `SHAPE_KINDS`, `classification`, `path`, or None for none."""
-    targets: BoxColumns | ClassColumn | None = None
+    targets: Targets | None = None
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -148,14 +152,17 @@ def select(
     query: Query,
     split: str = "",
     reading: Reading | None = None,
+    style: str | None = None,
 ) -> Selection:
-    """Return the samples that are meant. Raise `UsageError` where there are none, and for a target that the data set
-    does not have.
+    """Return the samples that are meant. Raise `UsageError` where there are none, and for a target or a style that
+    there is not.
 
     Images are meant where there are any, else all files. With targets of annotations, with a query or a split, images
     that cannot be used are left out.
     """
     check_kind(target, KINDS + SHAPE_KINDS)
+    if style is not None and style not in STYLES:
+        raise UsageError(f"style={style!r}: there is no such style", hint=f"One of {', '.join(STYLES)}, or None.")
     annotations = Annotations(snapshot, catalog, reading or Reading())
     asked = query != Query() or bool(split)
     if target == "auto" and not asked and not _annotated(annotations, snapshot):
@@ -164,6 +171,8 @@ def select(
         return _of_files(snapshot, target)
     table = annotations.table()
     target, targets = _possible(snapshot, table, target)
+    if style is not None and target is not None and isinstance(targets, BoxColumns):
+        targets = StyledColumns(targets, style, target)
     files, labelled = _Files(snapshot.manifest, targets), False
     kept = _in_split(annotations, split, snapshot) if split else None
     for row, held, index, annotation in _usable(snapshot, table, query):
@@ -208,9 +217,7 @@ def _annotated(annotations: Annotations, snapshot: Snapshot) -> bool:
     return source.format not in ("none", "folders")  # of which `folder` needs no table
 
 
-def _possible(
-    snapshot: Snapshot, table: Table, target: str | None
-) -> tuple[str | None, BoxColumns | ClassColumn | None]:
+def _possible(snapshot: Snapshot, table: Table, target: str | None) -> tuple[str | None, Targets | None]:
     """Return the target as far as the table's totals decide it, and its column. Raise `UsageError` where there is
     nothing for it."""
     if target in ("detection", *SHAPE_KINDS) and not table.boxes:
@@ -231,7 +238,7 @@ def _possible(
 class _Files:
     """Takes the files that are samples, in path order, and their targets."""
 
-    def __init__(self, manifest: Manifest, targets: BoxColumns | ClassColumn | None) -> None:
+    def __init__(self, manifest: Manifest, targets: Targets | None) -> None:
         self.targets = targets
         self._manifest = manifest
         self.rows, self._sizes, self._ids = array("q"), array("q"), bytearray()

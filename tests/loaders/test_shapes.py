@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import pickle
 from pathlib import Path
 
@@ -15,8 +16,9 @@ from torch.utils.data import DataLoader
 from datacache import api
 from datacache.core.errors import UsageError
 from datacache.loaders.selection import check_kind
+from datacache.loaders.styles import _turned
 from datacache.settings import Settings
-from datacache.torch import SnapshotDataset, collate
+from datacache.torch import SnapshotDataset, collate, collate_ultralytics
 
 pytestmark = pytest.mark.shared_home
 POLYGON = [10, 10, 50, 10, 50, 30, 10, 30]
@@ -69,6 +71,73 @@ def test_keypoints_and_corners_are_scaled_with_the_image(tmp_path: Path, setting
             left, top, right, bottom = (edge * factor for edge in box)
             assert {*map(tuple, found.tolist())} == {(left, top), (right, top), (right, bottom), (left, bottom)}
     assert SnapshotDataset(ref, target="obb", settings=settings)[2][1]["corners"].shape == (0, 4, 2)
+
+
+def test_targets_in_the_style_of_torchvision_have_all_that_its_models_are_evaluated_by(
+    tmp_path: Path, settings: Settings
+):
+    ref = _snapshot(tmp_path / "vision", settings)
+    for target in ("segmentation", "pose", "detection"):
+        dataset = SnapshotDataset(
+            ref, target=target, style="torchvision", decode="rgb", size=(30, 40), settings=settings
+        )
+        found = [target for _, target in DataLoader(dataset, batch_size=None)]
+        assert [each["image_id"].tolist() for each in found] == [[0], [1], [2]]
+        assert [each["area"].tolist() for each in found] == [[800 / 4, 900 / 4], [120 / 4], []]
+        assert [each["iscrowd"].tolist() for each in found] == [[0, 0], [1], []]
+        types = {name: (values.dtype, values.ndim) for name, values in found[2].items()}
+        assert types.items() >= {
+            "boxes": (torch.float32, 2), "labels": (torch.int64, 1), "area": (torch.float32, 1),
+            "iscrowd": (torch.int64, 1), "image_id": (torch.int64, 1),
+        }.items()  # fmt: skip
+
+
+def test_targets_in_the_style_of_ultralytics_are_parts_of_the_image_and_make_its_batch(
+    tmp_path: Path, settings: Settings
+):
+    ref = _snapshot(tmp_path / "styled", settings)
+    batches = {}
+    for target in ("detection", "segmentation", "pose", "obb"):
+        dataset = SnapshotDataset(
+            ref, target=target, style="ultralytics", decode="rgb", size=(30, 40), settings=settings
+        )
+        (batches[target],) = DataLoader(dataset, batch_size=3, num_workers=1, collate_fn=collate_ultralytics)
+    for batch in batches.values():
+        assert (batch["img"].shape, batch["img"].dtype) == ((3, 3, 30, 40), torch.uint8)
+        assert batch["cls"].tolist() == [[0], [1], [0]]
+        assert batch["batch_idx"].tolist() == [0, 0, 1]
+        sides = torch.tensor([80, 60, 80, 60])
+        middles = torch.tensor([[30.0, 20, 40, 20], [35, 35, 30, 30], [1, 30, 2, 60]])
+        assert torch.allclose(batch["bboxes"][:, :4] * sides, middles)
+    assert (batches["segmentation"]["masks"].shape, len(batches["segmentation"]["segments"])) == ((3, 30, 40), 3)
+    corners = batches["segmentation"]["segments"][0] * torch.tensor([80, 60])
+    assert torch.allclose(corners, torch.tensor(POLYGON, dtype=torch.float32).reshape(-1, 2))
+    assert batches["obb"]["bboxes"].shape == (3, 5)
+    assert torch.allclose(batches["obb"]["bboxes"][:, 4], torch.zeros(3), atol=1e-6)
+    parts = batches["pose"]["keypoints"][1] * torch.tensor([80, 60, 1])
+    assert torch.allclose(parts, torch.tensor([[21.0, 22, 2], [40, 41, 1]]))
+
+
+def test_turned_boxes_have_their_sides_and_angle():
+    turned = np.array([[[10, 10], [30, 30], [25, 35], [5, 15]], [[9, 9], [9, 4], [1, 4], [1, 9]]], np.float32)
+    found = _turned(turned, np.array([100, 50], np.float32))
+    root = 2**0.5
+    wanted = [[0.175, 0.45, 0.2 * root, 0.1 * root, math.pi / 4], [0.05, 0.13, 0.05, 0.16, math.pi / 2]]
+    assert np.allclose(found, wanted)
+
+
+def test_classes_make_a_batch_of_ultralytics_and_images_of_several_sizes_none(tmp_path: Path, settings: Settings):
+    for n, name in enumerate(("cat", "dog")):
+        (tmp_path / "pets" / name).mkdir(parents=True)
+        Image.new("RGB", (20 + n, 10)).save(tmp_path / "pets" / name / "a.png")
+    ref = api.create_snapshot("pets", (tmp_path / "pets").as_uri(), settings=settings).ref
+    dataset = SnapshotDataset(ref, target="folder", style="ultralytics", decode="rgb", settings=settings)
+    with pytest.raises(UsageError, match="several sizes"):
+        collate_ultralytics([dataset[0], dataset[1]])
+    batch = collate_ultralytics([dataset[1]])
+    assert (batch["img"].shape, batch["cls"].tolist()) == ((1, 3, 10, 21), [1])
+    with pytest.raises(UsageError, match="no such style"):
+        SnapshotDataset(ref, style="keras", settings=settings)
 
 
 def test_targets_that_a_data_set_or_a_loader_does_not_have_are_refused(tmp_path: Path, settings: Settings):
