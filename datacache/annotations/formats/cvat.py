@@ -2,7 +2,7 @@
 
 Read: boxes, turned ones too, polygons, masks, points, skeletons, tags, and tracks of all of these. What has no outline
 here (polylines, cuboids) becomes the box around it. Frames of a video are called as CVAT exports them, `frame_000012`;
-their images may have other names (see `DraftFile.frames`). Coordinates have two decimals, as CVAT writes them.
+their images may have other names (see `DraftFile.frames`). What is within a shape's element is `cvat_shapes`' part.
 
 expat reads the file a piece at a time and no tree is kept; nothing outside the file is opened, and entities are
 refused. Used by the annotation table and by conversions. Pure, any thread; a reader reads one file.
@@ -12,37 +12,30 @@ Sources: docs.cvat.ai, "XML format"; cvat-ai/cvat `cvat/apps/dataset_manager/for
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple, NoReturn
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final, NoReturn
 from xml.parsers import expat
-from xml.sax.saxutils import escape, unescape
+from xml.sax.saxutils import unescape
 
-from datacache.annotations.formats.geometry import (
-    MAX_MASK_PIXELS,
-    MAX_POINTS,
-    ROUND_POINTS,
-    Geometry,
-    ShapeError,
-    around,
-    inside,
+from datacache.annotations.formats.cvat_shapes import (
+    SHAPES,
+    Attributes,
+    CvatShape,
+    box_of,
+    points_of,
+    quoted,
+    shape_between,
+    shape_text,
+    size_of,
+    text_of,
+    unescaped,
 )
+from datacache.annotations.formats.geometry import MAX_POINTS, Geometry, ShapeError, around
 from datacache.annotations.formats.json_stream import Data
 from datacache.annotations.formats.values import parse_number
 from datacache.annotations.model import Action, Annotation, Box, Draft, DraftFile, Problem, Problems, quote
-from datacache.annotations.shapes.outline import (
-    NOTHING,
-    Extra,
-    Keypoints,
-    Mask,
-    Polygon,
-    Rotated,
-    Skeleton,
-    bounds,
-    pack,
-    unpack,
-)
+from datacache.annotations.shapes.outline import NOTHING, Keypoints, Skeleton, pack, unpack
 from datacache.core.errors import AnnotationError
 
 MAX_TAG_BYTES: Final = 8 * 2**20
@@ -51,25 +44,11 @@ MAX_ELEMENTS: Final = 10_000_000
 MAX_FRAMES: Final = 1_000_000
 _PIECE: Final = 2**20
 """Fed to expat at once: of an element that is not complete it looks at all bytes again each time."""
-_NO_RUNS: Final = re.compile(r"[^\d, ]")
 _EDGE: Final = re.compile(r'<line\b[^>]*?\bdata-node-from="(\d+)"[^>]*?\bdata-node-to="(\d+)"')
 _NODE: Final = re.compile(r'<circle\b[^>]*?\bdata-node-id="(\d+)"[^>]*?\bdata-label-name="([^"]*)"')
 _FRAME: Final = re.compile(r"frame_\d{6,9}\.")
 _IMAGE: Final = re.compile(rb"<image\b[^>]*>")
 _GIVEN: Final = re.compile(rb'\b(name|subset)="([^"]*)"')
-_MOVING: Final = ("xtl", "ytl", "xbr", "ybr", "rotation")
-
-Attributes = dict[str, str]
-
-
-class _Shape(NamedTuple):
-    """A shape's element."""
-
-    tag: str
-    given: Attributes
-    line: int
-    attributes: tuple[tuple[str, str], ...] = ()
-    nodes: tuple[Attributes, ...] = ()
 
 
 def parse(data: Data, file: str, classes: Sequence[str] = ()) -> DraftFile:
@@ -110,8 +89,8 @@ class _CvatReader:
         self._line = 0
         self._boxes: list[Box] = []
         self._labels: list[str] = []
-        self._track: list[tuple[int, _Shape]] = []
-        self._shape = _Shape("", {}, 0)
+        self._track: list[tuple[int, CvatShape]] = []
+        self._shape = CvatShape("", {}, 0)
         self._attribute = ""
         self._attributes: list[tuple[str, str]] = []
         self._nodes: list[Attributes] = []
@@ -168,7 +147,7 @@ class _CvatReader:
             self._image = given if tag == "image" else {side: str(self._size[side]) for side in ("width", "height")}
         elif depth > 2 and path[1] in ("image", "track"):
             if depth == 3:
-                self._shape = _Shape(tag, given, self._parser.CurrentLineNumber)
+                self._shape = CvatShape(tag, given, self._parser.CurrentLineNumber)
                 self._attributes, self._nodes = [], []
             elif depth == 4 and tag == "attribute":
                 self._attribute = given.get("name", "")
@@ -220,7 +199,7 @@ class _CvatReader:
         found = {}
         for label, names in self._orders.items():
             places = {name: place for place, name in enumerate(names)}
-            nodes = {number: places.get(_unescaped(name)) for number, name in _NODE.findall(drawn.get(label, ""))}
+            nodes = {number: places.get(unescaped(name)) for number, name in _NODE.findall(drawn.get(label, ""))}
             pairs = ((nodes.get(one), nodes.get(other)) for one, other in _EDGE.findall(drawn.get(label, "")))
             edges = tuple((one, other) for one, other in pairs if one is not None and other is not None)
             found[label] = Skeleton(tuple(names), edges)
@@ -248,7 +227,7 @@ class _CvatReader:
         self._problems.append(Problem("size-text", "noted", self._file, self._line, message))
         return 0
 
-    def _take_frame(self, shape: _Shape) -> None:
+    def _take_frame(self, shape: CvatShape) -> None:
         text = shape.given.get("frame", "")
         if text.isascii() and text.isdigit() and len(text) < 10 and int(text) < MAX_FRAMES:
             self._track.append((int(text), shape))
@@ -276,12 +255,12 @@ class _CvatReader:
                     raise AnnotationError(
                         f"the file has more than {MAX_ELEMENTS:,} elements", code="file-too-large", file=self._file
                     )
-                self._take_at(between, _between(shape, then, (between - frame) / (until - frame)))
+                self._take_at(between, shape_between(shape, then, (between - frame) / (until - frame)))
         if made:
             message = f"a track has no shape in {made:,} frame(s) between others; it is taken to move evenly there"
             self._of_file.add("track-interpolated", "noted", message, self._line)
 
-    def _take_at(self, frame: int, shape: _Shape) -> None:
+    def _take_at(self, frame: int, shape: CvatShape) -> None:
         boxes, labels, problems = self._frames.setdefault(frame, ([], [], Problems(self._file)))
         track = self._given
         given = {name: track[name] for name in ("label", "source", "group_id") if name in track} | shape.given
@@ -290,7 +269,7 @@ class _CvatReader:
     # --- shapes ---
 
     def _take(
-        self, shape: _Shape, boxes: list[Box], labels: list[str], problems: list[Problem], track: str = ""
+        self, shape: CvatShape, boxes: list[Box], labels: list[str], problems: list[Problem], track: str = ""
     ) -> None:
         """Add the object or the label of an image that a shape is, or a problem."""
 
@@ -304,7 +283,7 @@ class _CvatReader:
             if shape.attributes:
                 report("element-ignored", "noted", f"the attributes of the tag {quote(label)} are passed over")
             return
-        read = _SHAPES.get(tag)
+        read = SHAPES.get(tag)
         if read is None and tag != "skeleton":
             report("element-ignored", "noted", f"<{tag[:60]}> is passed over")
             return
@@ -317,7 +296,7 @@ class _CvatReader:
             report("shape-boxed", "noted", f"the {tag} {quote(label)} is taken as the box around it")
         elif tag == "ellipse":
             report("shape-approximated", "noted", f"the ellipse {quote(label)} is taken as a polygon")
-        boxes.append(_box(shape, label, found, track))
+        boxes.append(box_of(shape, label, found, track))
 
     def _skeleton(self, label: str, nodes: Sequence[Attributes]) -> Geometry:
         order = self._orders.setdefault(label, [])
@@ -334,203 +313,18 @@ class _CvatReader:
         for name in order:
             node = given.get(name, {"outside": "1"})
             there = node.get("points") is not None
-            points += unpack(_points(node))[:2] if there else (0.0, 0.0)
+            points += unpack(points_of(node))[:2] if there else (0.0, 0.0)
             visible.append(0 if node.get("outside") == "1" or not there else 2 - (node.get("occluded") == "1"))
         seen = pack(v for n, v in enumerate(points) if visible[n // 2])
         if not seen:
             raise ShapeError("box-missing", "has no keypoint that is there")
-        return Geometry(around(seen, *_size(self._image)), None, Keypoints(pack(points), bytes(visible)))
+        return Geometry(around(seen, *size_of(self._image)), None, Keypoints(pack(points), bytes(visible)))
 
     def _refuse(self, code: str, message: str) -> NoReturn:
         raise AnnotationError(message, code=code, file=self._file, line=self._parser.CurrentLineNumber)
 
 
-# --- geometry --------------------------------------------------------------------------------------------------------
-
-
-def _number(given: Mapping[str, str], name: str) -> float:
-    text = given.get(name)
-    if text is None:
-        raise ShapeError("box-missing", f"has no {name}")
-    value = parse_number(text)
-    if value is None:
-        raise ShapeError("box-text", f"has the {name} {quote(text)}, which is no number")
-    return value
-
-
-def _points(given: Mapping[str, str]) -> bytes:
-    text = given.get("points")
-    if not text:
-        raise ShapeError("box-missing", "has no points")
-    if text.count(";") >= MAX_POINTS:
-        raise ShapeError("shape-too-large", f"has more than {MAX_POINTS:,} points")
-    values: list[float] = []
-    try:
-        for pair in text.split(";"):
-            x, y = pair.split(",")
-            values += float(x), float(y)
-    except ValueError:
-        values = []
-    if not values or "_" in text:  # 1_000 is a number to Python alone
-        raise ShapeError("box-text", f"has the points {quote(text)}, which are none")
-    return pack(values)
-
-
-def _size(image: Mapping[str, str]) -> tuple[float, float]:
-    width, height = (parse_number(image.get(side, "")) or math.inf for side in ("width", "height"))
-    return width, height
-
-
-def _read_box(given: Mapping[str, str], image: Mapping[str, str]) -> Geometry:
-    x1, y1, x2, y2 = (_number(given, side) for side in ("xtl", "ytl", "xbr", "ybr"))
-    degrees = _number(given, "rotation") if "rotation" in given else 0.0
-    if degrees % 360 == 0 or not math.isfinite(degrees):
-        return Geometry((x1, y1, x2, y2))
-    corners = pack(_turned([(x1, y1), (x2, y1), (x2, y2), (x1, y2)], (x1 + x2) / 2, (y1 + y2) / 2, degrees))
-    return Geometry(inside(bounds(corners), *_size(image)), Rotated(corners))
-
-
-def _turned(points: Iterable[tuple[float, float]], x: float, y: float, degrees: float) -> Iterator[float]:
-    cosine, sine = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
-    for px, py in points:
-        yield x + (px - x) * cosine - (py - y) * sine
-        yield y + (px - x) * sine + (py - y) * cosine
-
-
-def _read_polygon(given: Mapping[str, str], _image: Mapping[str, str]) -> Geometry:
-    points = _points(given)
-    return Geometry(bounds(points), Polygon(points))
-
-
-def _read_points(given: Mapping[str, str], image: Mapping[str, str]) -> Geometry:
-    points = _points(given)
-    return Geometry(around(points, *_size(image)), None, Keypoints(points, b"\2" * (len(points) // 16)))
-
-
-def _read_polyline(given: Mapping[str, str], image: Mapping[str, str]) -> Geometry:
-    return Geometry(around(_points(given), *_size(image)))
-
-
-def _read_ellipse(given: Mapping[str, str], image: Mapping[str, str]) -> Geometry:
-    x, y, across, down = (_number(given, name) for name in ("cx", "cy", "rx", "ry"))
-    turns = (2 * math.pi * n / ROUND_POINTS for n in range(ROUND_POINTS))
-    points = [(x + across * math.cos(turn), y + down * math.sin(turn)) for turn in turns]
-    degrees = _number(given, "rotation") if "rotation" in given else 0.0
-    outline = Polygon(pack(_turned(points, x, y, degrees if math.isfinite(degrees) else 0.0)))
-    return Geometry(inside(bounds(outline.points), *_size(image)), outline)
-
-
-def _read_cuboid(given: Mapping[str, str], image: Mapping[str, str]) -> Geometry:
-    names = [f"{down}{across}{face}" for down in "tb" for across in "lr" for face in "12"]
-    points = pack(_number(given, f"{axis}{name}") for name in names for axis in "xy")
-    return Geometry(around(points, *_size(image)))
-
-
-def _read_mask(given: Mapping[str, str], image: Mapping[str, str]) -> Geometry:
-    import numpy as np
-
-    from datacache.annotations.shapes import mask as masks
-
-    left, top, width, height = (_number(given, name) for name in ("left", "top", "width", "height"))
-    whole = tuple(_number(image, side) for side in ("width", "height"))
-    if not all(value.is_integer() for value in (left, top, width, height, *whole)):
-        raise ShapeError("mask-broken", "has a place or a size that is no whole number")
-    if not (0 <= left < left + width <= whole[0] and 0 <= top < top + height <= whole[1]):
-        raise ShapeError("mask-size", "reaches beyond its image")
-    if width * height > MAX_MASK_PIXELS:
-        raise ShapeError("shape-too-large", f"has a mask of more than {MAX_MASK_PIXELS:,} pixels")
-    text = given.get("rle", "")
-    try:
-        runs = np.fromstring(text, np.int64, sep=",")
-    except ValueError:  # NumPy 1 gives the numbers up to there
-        runs = np.array([], np.int64)
-    if _NO_RUNS.search(text) or not len(runs) == text.count(",") + 1 or runs.max() > width * height:
-        raise ShapeError("mask-broken", "has run lengths that are none")
-    if runs.sum() != width * height:
-        raise ShapeError(
-            "mask-broken", f"has run lengths of {runs.sum():,} pixels, and its size is {width * height:,.0f}"
-        )
-    pixels = np.repeat(np.arange(len(runs)) % 2 == 1, runs).reshape(int(height), int(width))
-    if np.count_nonzero(pixels[1:] != pixels[:-1]) > masks.MAX_COUNTS:
-        raise ShapeError("shape-too-large", f"has a mask with more than {masks.MAX_COUNTS:,} runs")
-    mask = masks.encode(pixels, int(left), int(top), int(whole[0]), int(whole[1]))
-    around = masks.bounds(mask)
-    if around is None:
-        raise ShapeError("mask-broken", "has no pixel")
-    x1, y1, x2, y2 = around
-    return Geometry((float(x1), float(y1), float(x2), float(y2)), mask)
-
-
-_SHAPES: Final[dict[str, Callable[[Mapping[str, str], Mapping[str, str]], Geometry]]] = {
-    "box": _read_box,
-    "cuboid": _read_cuboid,
-    "ellipse": _read_ellipse,
-    "mask": _read_mask,
-    "points": _read_points,
-    "polygon": _read_polygon,
-    "polyline": _read_polyline,
-}
-
-
-def _between(shape: _Shape, then: _Shape, share: float) -> _Shape:
-    """Return a shape on its way to another one; one that cannot move evenly stays as it is."""
-    given = {**shape.given, "keyframe": "0"}
-    try:
-        for name in _MOVING:
-            if name in shape.given and name in then.given:
-                one, other = _number(shape.given, name), _number(then.given, name)
-                given[name] = repr(one + (other - one) * share)
-        if "points" in shape.given:
-            here, there = unpack(_points(shape.given)), unpack(_points(then.given))
-            if len(here) == len(there):
-                moved = [a + (b - a) * share for a, b in zip(here, there, strict=True)]
-                pairs = zip(moved[0::2], moved[1::2], strict=True)
-                given["points"] = ";".join(f"{x!r},{y!r}" for x, y in pairs)
-    except ShapeError:
-        pass
-    return shape._replace(given=given)
-
-
-def _box(shape: _Shape, label: str, found: Geometry, track: str) -> Box:
-    given = shape.given
-    attributes = [(name, value) for name, value in shape.attributes if (name, value) not in _FLAGS]
-    attributes += [(name, given[name]) for name, usual in _USUAL if given.get(name, usual) != usual]
-    author = given.get("source", "manual")
-    extra = Extra(
-        found.outline,
-        found.keypoints,
-        _whole(track),
-        _whole(given.get("group_id", "")),
-        author="" if author == "manual" else author,
-    )
-    return Box(
-        label,
-        *found.edges,
-        difficult=_FLAGS[0] in shape.attributes,
-        truncated=_FLAGS[1] in shape.attributes,
-        occluded=given.get("occluded") == "1",
-        attributes=tuple(sorted(attributes)),
-        line=shape.line,
-        extra=None if extra == NOTHING else extra,
-    )
-
-
-_FLAGS: Final = (("difficult", "true"), ("truncated", "true"))
-_USUAL: Final = (("keyframe", "1"), ("z_order", "0"))
-"""Parts of every shape of CVAT; attributes where they are something else."""
-
-
-def _whole(text: str) -> int:
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 16 else -1
-
-
-def _unescaped(text: str) -> str:
-    return unescape(text, {code: character for character, code in _SPACES.items()})
-
-
 # --- writing ---------------------------------------------------------------------------------------------------------
-
-_UNWRITABLE: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def write(
@@ -539,11 +333,11 @@ def write(
     """Write the file of `count` images, given with their splits; '' for none. The same bytes for the same images."""
     yield _head(classes, skeletons, count, "annotation")
     for number, (split, annotation) in enumerate(images):
-        subset = f" subset={_quoted(split)}" if split else ""
-        lines = [f'  <image id="{number}" name={_quoted(annotation.path)}{subset}']
+        subset = f" subset={quoted(split)}" if split else ""
+        lines = [f'  <image id="{number}" name={quoted(annotation.path)}{subset}']
         lines.append(f' width="{annotation.width}" height="{annotation.height}">\n')
-        lines += [f'    <tag label={_quoted(label)} source="manual">\n    </tag>\n' for label in annotation.labels]
-        lines += [_shape_text(box, skeletons, f"label={_quoted(box.label)}", "") for box in annotation.boxes]
+        lines += [f'    <tag label={quoted(label)} source="manual">\n    </tag>\n' for label in annotation.labels]
+        lines += [shape_text(box, skeletons, f"label={quoted(box.label)}", "") for box in annotation.boxes]
         yield ("".join(lines) + "  </image>\n").encode("utf-8")
     yield b"</annotations>\n"
 
@@ -580,13 +374,13 @@ def _track_text(
 ) -> str:
     extra = shapes[0][1].extra or NOTHING
     group = f' group_id="{extra.group}"' if extra.group >= 0 else ""
-    lines = [f'  <track id="{number}" label={_quoted(label)} source={_quoted(extra.author or "manual")}{group}>\n']
+    lines = [f'  <track id="{number}" label={quoted(label)} source={quoted(extra.author or "manual")}{group}>\n']
     for n, (frame, box) in enumerate(shapes):
         keyframe = "0" if ("keyframe", "0") in box.attributes else "1"
-        lines.append(_shape_text(box, skeletons, "", f' frame="{frame}" keyframe="{keyframe}" outside="0"'))
+        lines.append(shape_text(box, skeletons, "", f' frame="{frame}" keyframe="{keyframe}" outside="0"'))
         until = shapes[n + 1][0] if n + 1 < len(shapes) else count
         if frame + 1 < until:
-            lines.append(_shape_text(box, skeletons, "", f' frame="{frame + 1}" keyframe="1" outside="1"'))
+            lines.append(shape_text(box, skeletons, "", f' frame="{frame + 1}" keyframe="1" outside="1"'))
     return "".join((*lines, "  </track>\n"))
 
 
@@ -600,12 +394,12 @@ def _head(
     labels = []
     for name in classes:
         skeleton = skeletons.get(name)
-        kind, svg = ("any", "") if skeleton is None else ("skeleton", f"<svg>{_text(_svg(skeleton))}</svg>")
-        labels.append(f"<label><name>{_text(name)}</name><type>{kind}</type><attributes></attributes>{svg}</label>")
+        kind, svg = ("any", "") if skeleton is None else ("skeleton", f"<svg>{text_of(_svg(skeleton))}</svg>")
+        labels.append(f"<label><name>{text_of(name)}</name><type>{kind}</type><attributes></attributes>{svg}</label>")
         for point in () if skeleton is None else skeleton.names:
-            parent = f"<parent>{_text(name)}</parent>"
+            parent = f"<parent>{text_of(name)}</parent>"
             labels.append(
-                f"<label><name>{_text(point)}</name><type>points</type><attributes></attributes>{parent}</label>"
+                f"<label><name>{text_of(point)}</name><type>points</type><attributes></attributes>{parent}</label>"
             )
     shown = "".join(f"        {label}\n" for label in labels)
     original = (
@@ -624,99 +418,7 @@ def _svg(skeleton: Skeleton) -> str:
         f'<line data-type="edge" data-node-from="{a + 1}" data-node-to="{b + 1}"></line>' for a, b in skeleton.edges
     )
     nodes = (
-        f'<circle data-type="element node" data-node-id="{n}" data-label-name={_quoted(name)}></circle>'
+        f'<circle data-type="element node" data-node-id="{n}" data-label-name={quoted(name)}></circle>'
         for n, name in enumerate(skeleton.names, 1)
     )
     return "".join((*edges, *nodes))
-
-
-def _shape_text(box: Box, skeletons: Mapping[str, Skeleton], named: str, more: str) -> str:
-    """Return the element of an object. `named` says its label, or nothing in a track; `more` are a frame's."""
-    extra = box.extra or NOTHING
-    own = dict(box.attributes)
-    attributes = list(box.attributes)
-    z_order = own.get("z_order", "0")
-    if re.fullmatch(r"-?\d+", z_order):
-        attributes = [pair for pair in attributes if pair[0] != "z_order"]
-    else:
-        z_order = "0"
-    if not named:
-        attributes = [pair for pair in attributes if pair[0] != "keyframe"]
-    attributes += [pair for pair, flag in zip(_FLAGS, (box.difficult, box.truncated), strict=True) if flag]
-    head = named
-    if named:
-        head += f" source={_quoted(extra.author or 'manual')}"
-        head += f' group_id="{extra.group}"' if extra.group >= 0 else ""
-    head += f'{more} occluded="{box.occluded:d}"'
-    tag, given, inner = _geometry(box, extra, skeletons)
-    pairs = "".join(
-        f"      <attribute name={_quoted(name)}>{_text(value)}</attribute>\n" for name, value in sorted(attributes)
-    )
-    return f'    <{tag} {head.strip()}{given} z_order="{z_order}">\n{inner}{pairs}    </{tag}>\n'
-
-
-def _geometry(box: Box, extra: Extra, skeletons: Mapping[str, Skeleton]) -> tuple[str, str, str]:
-    """Return the tag, the attributes and the elements of an object's geometry."""
-    outline, keypoints = extra.outline, extra.keypoints
-    if isinstance(outline, Polygon) and outline.points and not outline.ends:
-        return "polygon", f' points="{_points_text(unpack(outline.points))}"', ""
-    if isinstance(outline, Mask):
-        return "mask", _mask_text(outline), ""
-    if isinstance(outline, Rotated):
-        return "box", _rotated_text(unpack(outline.corners)), ""
-    if keypoints is not None and keypoints.visible:
-        values, skeleton = unpack(keypoints.points), skeletons.get(box.label)
-        if skeleton is None or len(skeleton.names) != len(keypoints.visible):
-            return "points", f' points="{_points_text(values)}"', ""
-        nodes = "".join(
-            f'      <points label={_quoted(name)} outside="{seen == 0:d}" occluded="{seen == 1:d}" '
-            f'points="{_points_text(values[2 * n : 2 * n + 2])}">\n      </points>\n'
-            for n, (name, seen) in enumerate(zip(skeleton.names, keypoints.visible, strict=True))
-        )
-        return "skeleton", "", nodes
-    return "box", _sides_text(box.x1, box.y1, box.x2, box.y2), ""
-
-
-def _sides_text(*sides: float) -> str:
-    return "".join(f' {name}="{side:.2f}"' for name, side in zip(_MOVING, sides, strict=False))
-
-
-def _points_text(values: Sequence[float]) -> str:
-    return ";".join(f"{x:.2f},{y:.2f}" for x, y in zip(values[0::2], values[1::2], strict=True))
-
-
-def _rotated_text(corners: Sequence[float]) -> str:
-    ax, ay, bx, by, _, _, dx, dy = corners
-    x, y = sum(corners[0::2]) / 4, sum(corners[1::2]) / 4
-    across, down = math.hypot(bx - ax, by - ay) / 2, math.hypot(dx - ax, dy - ay) / 2
-    degrees = f"{math.degrees(math.atan2(by - ay, bx - ax)) % 360:.2f}"
-    turn = f' rotation="{degrees}"' if degrees not in ("0.00", "360.00") else ""
-    return _sides_text(x - across, y - down, x + across, y + down) + turn
-
-
-def _mask_text(mask: Mask) -> str:
-    import numpy as np
-
-    from datacache.annotations.shapes import mask as masks
-
-    left, top, right, bottom = masks.bounds(mask) or (0, 0, 1, 1)
-    rows: Any = masks.decode(mask, (left, top, right, bottom)).ravel()
-    edges = np.flatnonzero(rows[1:] != rows[:-1]) + 1
-    runs = np.diff(edges, prepend=0, append=rows.size).tolist()
-    text = ", ".join(map(str, [0, *runs] if rows[0] else runs))
-    return f' rle="{text}" left="{left}" top="{top}" width="{right - left}" height="{bottom - top}"'
-
-
-_SPACES: Final = {"\n": "&#10;", "\r": "&#13;", "\t": "&#9;", '"': "&quot;"}
-
-
-def _quoted(text: str) -> str:
-    return f'"{escape(_written(text), _SPACES)}"'
-
-
-def _text(text: str) -> str:
-    return escape(_written(text), {"\r": "&#13;"})
-
-
-def _written(text: str) -> str:
-    return _UNWRITABLE.sub("\ufffd", text)
