@@ -227,3 +227,11 @@ def test_objects_without_a_track_become_tracks_of_one_frame(
     assert (table.meta["format"], list(table.problems())) == ("cvat", [])
     with pytest.raises(UsageError, match="splits"):
         api.convert(first, to="cvat-video", name=f"w-{number}", settings=settings, split="train=0.5,val=0.5")
+
+
+def test_the_frames_of_a_video_have_one_size(tmp_path: Path, make: Make, settings: Settings, number: int) -> None:
+    draw(tmp_path / "v", "a.png")
+    Image.new("RGB", (48, 64)).save(tmp_path / "v" / "b.png")
+    ref = make(tmp_path / "v")
+    with pytest.raises(UsageError, match="is 48x64, and those before are 64x48"):
+        api.convert(ref, to="cvat-video", name=f"v-{number}", settings=settings, keep_unannotated=True)

@@ -39,7 +39,7 @@ class CvatVideo(Target):
         super().__init__(about)
         if about.splits:
             raise UsageError("a video of CVAT has no splits", hint="Convert with --split none, or --to cvat.")
-        self._frame = -1
+        self._frame, self._size = -1, ""
 
     def image_path(self, relative: str, split: str) -> str:
         """Return the name that CVAT gives the next frame, or a later one where the image has its name already."""
@@ -49,6 +49,13 @@ class CvatVideo(Target):
         return f"{self.folder}/frame_{self._frame:06d}.{name.rpartition('.')[2]}"
 
     def _add(self, annotation: Annotation, split: str, annotated: bool) -> tuple[Sequence[File], Sequence[Problem]]:
+        size = f"{annotation.width}x{annotation.height}"
+        self._size = self._size or size
+        if size != self._size:
+            raise UsageError(
+                f"frames of a video have one size: {annotation.path} is {size}, and those before are {self._size}",
+                hint="Convert with --resize, or --to cvat.",
+            )
         self._kept.append(("", (self._frame, annotation)))
         alone = sum(box.extra is None or box.extra.track < 0 for box in annotation.boxes)
         if not alone:
