@@ -211,6 +211,7 @@ PROBLEMS: Final[dict[str, str]] = {
     "class-spelling": "Two classes differ in capitals, spaces, `_` and `-` alone",
     "class-repeated": "An id or a name of a class is there several times",
     "label-doubtful": "A sure prediction says that an object is of another class",
+    "obb-or-polygon": "All labels of YOLO have four points: polygons or rotated boxes, which is not said",
     "classes-missing": "The data set has class ids and no list of their names",
     "classes-unusable": "`data.yaml` cannot be read, or does not say the classes",
     "path-spaces": "A path has spaces, at which keras-yolo3's own loader splits a line",

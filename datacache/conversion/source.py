@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final, NamedTuple
 
 from datacache.annotations.aside import Aside
@@ -53,6 +54,9 @@ _DRIVE: Final = re.compile(rb"^[A-Za-z]:")
 _IMAGES: Final = (b"images/", b"Images/", b"JPEGImages/", b"imgs/")
 _EXTENSIONS: Final = (b".jpg", b".png", b".PNG", b".jpeg", b".JPG", b".webp", b".bmp", b".tif", b".tiff")
 """Of images that files name without."""
+_LOOKED_AT: Final = 20
+"""Label files whose first `_HEAD_BYTES` tell whether they could be rotated boxes; mostly one does."""
+_HEAD_BYTES: Final = 2**16
 _IMAGE_FOLDERS: Final = frozenset(folder[:-1] for folder in _IMAGES)
 _SPELLINGS: Final = {
     "train": (b"train", b"training"),
@@ -408,6 +412,8 @@ class AnnotationSource:
                 for mask in self._masks(image):
                     claims[mask or 0] |= mask is not None
         self._pair_leftovers(pairing, annotations, claims)
+        if self.format == "yolo" and self.pose is None and not self.rotated:
+            self._note_four_points(row for row in annotations if row != _NONE)
         at = 0
         for row, entry in enumerate(manifest.entries()):
             if is_image(entry.path):
@@ -429,6 +435,23 @@ class AnnotationSource:
             ):
                 message = "there is no image for this annotation; it is left out"
                 self.problems.append(Problem("annotation-without-image", "skipped", text(entry.path), 0, message))
+
+    def _note_four_points(self, rows: Iterable[int]) -> None:
+        """Report once that labels may be rotated boxes, where the first files with lines have nothing but lines of four
+        points."""
+        found = ""
+        for row in islice(rows, _LOOKED_AT):
+            entry = self._manifest.entry(row)
+            head = bytes(self._snapshot.rows.read_row(row, 0, min(entry.size_bytes, _HEAD_BYTES)))
+            lines = [line.split() for line in head.splitlines()[: None if len(head) == entry.size_bytes else -1]]
+            if any(len(parts) not in (0, 9) for parts in lines):
+                return
+            found = found or (text(entry.path) if any(lines) else "")
+        if found:
+            message = (
+                "lines have four points each and are read as polygons; if they are corners of rotated boxes, give "
+            )
+            self.problems.append(Problem("obb-or-polygon", "noted", found, 0, f"{message}--format yolo-obb"))
 
     def _masks(self, image: bytes) -> tuple[int | None, ...]:
         """Return the rows of an image's masks; () where it has none."""

@@ -326,6 +326,8 @@ def test_keypoints_that_no_class_has_cannot_be_written(drawn: Path, make: Callab
 def test_objects_without_keypoints_are_noted(persons: str, convert: Convert) -> None:
     codes = {problem.code for problem in convert(persons, "yolo-pose").report.problems}
     assert {"keypoints-padded", "mask-boxed"} <= codes
+    ref = convert(persons, "yolo-segment").record.ref
+    assert "obb-or-polygon" not in {problem.code for problem in convert(ref, "coco").report.problems}
 
 
 def test_lines_of_four_points_are_rotated_boxes_where_that_is_said(
@@ -336,7 +338,9 @@ def test_lines_of_four_points_are_rotated_boxes_where_that_is_said(
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_bytes(data.replace(b"# task: obb\n", b""))
     ref = make(folder, "plain")
-    assert "outline-rotated" in {problem.code for problem in convert(ref, "yolo-obb", replace=True).report.problems}
+    codes = [problem.code for problem in convert(ref, "yolo-obb", replace=True).report.problems]
+    assert ("outline-rotated" in codes, codes.count("obb-or-polygon")) == (True, 1)
     done = convert(ref, "yolo-obb", format="yolo-obb", strict=True, replace=True)
+    assert "obb-or-polygon" not in {problem.code for problem in done.report.problems}
     written = files(done.record.ref)
     assert written["labels/train/a.txt"] == (folder / "labels/train/a.txt").read_bytes()
