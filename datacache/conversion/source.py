@@ -41,6 +41,7 @@ from datacache.annotations.pairing import (
     is_mask_image,
     mask_images,
     pair_leftovers,
+    split_of_name,
 )
 from datacache.annotations.shapes.outline import NOTHING, Skeleton
 from datacache.core.concurrency import PerProcess
@@ -90,7 +91,7 @@ class NamedImages:
 
     def __init__(self, manifest: Manifest, layout: Layout) -> None:
         self._manifest = manifest
-        self._folders = layout.image_folders
+        self._folders, self._split_folders = layout.image_folders, layout.split_folders
         self._places: dict[bytes, tuple[bytes, ...]] = {}
         self._pairing = Pairing(manifest, b".json")
 
@@ -100,7 +101,8 @@ class NamedImages:
         Tried in this order, and each with the leading folders of the name dropped one by one: the folder of the file,
         folders of images beside it and above it (those of the file's own split first), and at last every folder of
         images, where the name must be in one alone. Where a folder of the name is there, the image is in it or is
-        missing. An image in the folder of another split is never meant. A name may be without its extension.
+        missing. An image in the folder of another split is never meant; where no folder is named after a split, the
+        split in a name (a subset of CVAT) is none either. A name may be without its extension.
         """
         try:
             raw = name.encode("utf-8", "surrogateescape")
@@ -136,7 +138,8 @@ class NamedImages:
             path = place + parts[-1]
             if self._fits(path, split):
                 same_kind = len(parts) > 1 and {parts[-2], place[:-1].rpartition(b"/")[2]} <= _IMAGE_FOLDERS
-                return Named(path, END if same_kind else BY_NAME, whole)
+                of_split = len(parts) == 2 and not self._split_folders and split_of_name(parts[0])
+                return Named(path, END if same_kind or of_split else BY_NAME, whole)
         found = [folder + parts[-1] for folder in self._folders if self._fits(folder + parts[-1], split)]
         return Named(found[0], BY_NAME, whole) if len(found) == 1 else None
 

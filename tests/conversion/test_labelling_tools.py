@@ -95,6 +95,7 @@ def test_subsets_are_splits_where_no_folders_are(tmp_path: Path, make: Make, set
     (tmp_path / "s" / "annotations.xml").write_text(
         f"<annotations><version>1.1</version>{images}</annotations>", encoding="utf-8"
     )
+    (tmp_path / "s" / "metadata.jsonl").write_text('{"file_name": "images/b.png", "text": "a car"}')
     done = api.convert(make(tmp_path / "s"), to="coco", name=f"s-{number}", settings=settings)
     assert done.report.splits == {"train": 1, "val": 1}
     left_out = [p[:3] for p in done.report.problems if p.action == "skipped"]
