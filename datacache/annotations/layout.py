@@ -50,6 +50,9 @@ _OTHER_COCO: Final = re.compile(rb"(?:panoptic|stuff|image_info)_")
 _VOC: Final = re.compile(rb"<(?:[\w.-]+:)?annotation[\s>]", re.IGNORECASE)
 """The root element of Pascal VOC; CVAT's own XML has `<annotations>`."""
 _LABELME: Final = re.compile(rb'"shapes"\s*:\s*\[')
+_LABEL_STUDIO: Final = re.compile(
+    rb'^\s*\[\s*\{.*"(?:annotations|completions|predictions|data)"\s*:\s*[\[{]', re.DOTALL
+)
 _OPEN_IMAGES_CLASSES: Final = re.compile(rb"(?:class-descriptions[^/]*|(?:^|/)classes)\.csv$")
 _CVAT: Final = re.compile(rb"<annotations>\s*<(?:version>1\.|meta>|image\s|track\s)")
 _KERAS: Final = re.compile(rb"[^\s,][ \t](?:[-+.\dnaife]+,){4}\d+(?:[ \t]|$)", re.MULTILINE)
@@ -384,15 +387,23 @@ class _Seen:
 
     def coco(self) -> list[bytes]:
         """Return COCO's files."""
-        complete = len(self.json.paths) == self.json.count
-        candidates = sorted({*(self.json.paths if complete else ()), *self.coco_names})
-        found = [path for path in candidates if not self._images_of(path) and _COCO.search(self._head(path))]
+        heads = ((path, self._head(path)) for path in self._shared_json())
+        found = [path for path, head in heads if _COCO.search(head) and not _LABEL_STUDIO.match(head)]
         # The original's panoptic masks say nothing that its instances do not.
         return [path for path in found if not _OTHER_COCO.match(path.lower().rpartition(b"/")[2])] or found
 
     def has_class_folders(self) -> bool:
         """Tell whether all images lie in folders of classes, in those of splits."""
         return len(self._classes) > 1 and b"" not in self._classes
+
+    def _shared_json(self) -> list[bytes]:
+        complete = len(self.json.paths) == self.json.count
+        candidates = sorted({*(self.json.paths if complete else ()), *self.coco_names})
+        return [path for path in candidates if not self._images_of(path)]
+
+    def label_studio(self) -> list[bytes]:
+        """Return Label Studio's files."""
+        return [path for path in self._shared_json() if _LABEL_STUDIO.match(self._head(path))]
 
     def cvat(self) -> list[bytes]:
         """Return the XML files of CVAT, which belong to no single image."""
@@ -444,6 +455,7 @@ _LISTS: Final[dict[str, Callable[[_Seen], list[bytes]]]] = {
     "cvat": _Seen.cvat,
     "imagefolder": lambda seen: seen.metadata,
     "keras-yolo3": _Seen.keras_yolo,
+    "label-studio": _Seen.label_studio,
     "open-images": _Seen.open_images,
 }
 """Format → its files, for those that speak of many images."""

@@ -36,6 +36,7 @@ FORMATS: Final = {
     "folders": Format(),
     "imagefolder": Format(),
     "keras-yolo3": Format(numbered=True),
+    "label-studio": Format(),
     "labelme": Format(b".json", sized=True),
     "none": Format(),
     "open-images": Format(),
@@ -175,6 +176,7 @@ PROBLEMS: Final[dict[str, str]] = {
     # Lists of boxes (YOLO, keras-yolo3) and of objects (COCO).
     "json-broken": "The file is no JSON",
     "not-coco": "The JSON has no list of images",
+    "not-label-studio": "The JSON is no list of tasks",
     "not-labelme": "The JSON has no list of shapes",
     "not-cvat": "The XML is none of CVAT's",
     "list-missing": "A COCO file has no list of annotations or of categories",
@@ -185,6 +187,7 @@ PROBLEMS: Final[dict[str, str]] = {
     "image-repeated": "An image is there several times, in one file or in several",
     "box-repeated": "A file has the same box several times",
     "box-near-equal": "Two boxes of a class have nine tenths of their area in common",
+    "several-annotators": "A task has several annotations",
     "shape-boxed": "An object is a line or a cuboid, which have no place here",
     "shape-approximated": "An object is an ellipse or a circle",
     "track-made": "The format has tracks, and an object has none",

@@ -25,7 +25,7 @@ from typing import Final, NamedTuple
 
 from datacache.annotations.aside import Aside
 from datacache.annotations.check import same_object
-from datacache.annotations.formats import coco, cvat, keras_yolo, metadata, open_images
+from datacache.annotations.formats import coco, cvat, keras_yolo, label_studio, metadata, open_images
 from datacache.annotations.formats.json_stream import Data as Content
 from datacache.annotations.formats.metadata import is_metadata
 from datacache.annotations.image_header import HEAD_BYTES, TAIL_BYTES
@@ -318,6 +318,7 @@ _PARSERS: Final[dict[str, Callable[[Content, str, Sequence[str]], DraftFile]]] =
     "coco": coco.parse,
     "cvat": cvat.parse,
     "keras-yolo3": keras_yolo.parse,
+    "label-studio": label_studio.parse,
 }
 """Of the files that speak of many images. They are given the names of class ids, where the data set has a list."""
 _NONE = -1

@@ -35,7 +35,9 @@ FORMATS = (
     "folders",
     "imagefolder",
     "keras-yolo3",
+    "label-studio",
     "labelme",
+    "open-images",
     "voc",
 )
 _SHOWN = 20

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from datacache.conversion.targets import TARGETS
+from dataset_cli.commands.convert import FORMATS
 from dataset_cli.demo.faces import draw_faces
 from tests.cli.conftest import Dsctl
 from tests.promises import promise
@@ -251,3 +253,7 @@ def test_dedupe_prints_what_it_left_out_and_sample_makes_a_small_one(faces: Path
     done = dsctl("sample", "once", "--n", "3", "--by", "label", "--as", "few", "--tag", "v1")
     assert (done.code, done.err) == (0, "")
     assert dsctl("query", "few@v1", "--count").out == "3\n"
+
+
+def test_every_format_can_be_asked_for() -> None:
+    assert {*FORMATS} == {*TARGETS}

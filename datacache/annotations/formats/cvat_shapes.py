@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 from xml.sax.saxutils import escape, unescape
 
 from datacache.annotations.formats.geometry import (
     MAX_MASK_PIXELS,
     MAX_POINTS,
-    ROUND_POINTS,
     Geometry,
     ShapeError,
     around,
+    ellipse,
     inside,
+    turned,
 )
 from datacache.annotations.formats.values import parse_number
 from datacache.annotations.model import Box, quote
@@ -92,15 +93,8 @@ def _read_box(given: Mapping[str, str], image: Mapping[str, str]) -> Geometry:
     degrees = _number(given, "rotation") if "rotation" in given else 0.0
     if degrees % 360 == 0 or not math.isfinite(degrees):
         return Geometry((x1, y1, x2, y2))
-    corners = pack(_turned([(x1, y1), (x2, y1), (x2, y2), (x1, y2)], (x1 + x2) / 2, (y1 + y2) / 2, degrees))
+    corners = pack(turned([(x1, y1), (x2, y1), (x2, y2), (x1, y2)], (x1 + x2) / 2, (y1 + y2) / 2, degrees))
     return Geometry(inside(bounds(corners), *size_of(image)), Rotated(corners))
-
-
-def _turned(points: Iterable[tuple[float, float]], x: float, y: float, degrees: float) -> Iterator[float]:
-    cosine, sine = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
-    for px, py in points:
-        yield x + (px - x) * cosine - (py - y) * sine
-        yield y + (px - x) * sine + (py - y) * cosine
 
 
 def _read_polygon(given: Mapping[str, str], _image: Mapping[str, str]) -> Geometry:
@@ -119,10 +113,7 @@ def _read_polyline(given: Mapping[str, str], image: Mapping[str, str]) -> Geomet
 
 def _read_ellipse(given: Mapping[str, str], image: Mapping[str, str]) -> Geometry:
     x, y, across, down = (_number(given, name) for name in ("cx", "cy", "rx", "ry"))
-    turns = (2 * math.pi * n / ROUND_POINTS for n in range(ROUND_POINTS))
-    points = [(x + across * math.cos(turn), y + down * math.sin(turn)) for turn in turns]
-    degrees = _number(given, "rotation") if "rotation" in given else 0.0
-    outline = Polygon(pack(_turned(points, x, y, degrees if math.isfinite(degrees) else 0.0)))
+    outline = ellipse(x, y, across, down, _number(given, "rotation") if "rotation" in given else 0.0)
     return Geometry(inside(bounds(outline.points), *size_of(image)), outline)
 
 

@@ -6,9 +6,10 @@ Pure functions, any thread.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
-from datacache.annotations.shapes.outline import Edges, Keypoints, Outline, bounds
+from datacache.annotations.shapes.outline import Edges, Keypoints, Outline, Polygon, bounds, pack
 
 MAX_POINTS: Final = 100_000
 """Of one object."""
@@ -44,6 +45,21 @@ def around(points: bytes, width: float = math.inf, height: float = math.inf) -> 
     if y1 == y2:
         y1, y2 = max(y1 - _ON_EDGE, min(0.0, y1)), min(y2 + _ON_EDGE, max(height, y2))
     return x1, y1, x2, y2
+
+
+def turned(points: Iterable[tuple[float, float]], x: float, y: float, degrees: float) -> Iterator[float]:
+    """Yield x, y, x, y … of points that are turned clockwise about a point."""
+    cosine, sine = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
+    for px, py in points:
+        yield x + (px - x) * cosine - (py - y) * sine
+        yield y + (px - x) * sine + (py - y) * cosine
+
+
+def ellipse(x: float, y: float, across: float, down: float, degrees: float) -> Polygon:
+    """Return the polygon that stands for an ellipse, by its middle, its radii and its turn."""
+    turns = (2 * math.pi * n / ROUND_POINTS for n in range(ROUND_POINTS))
+    points = ((x + across * math.cos(turn), y + down * math.sin(turn)) for turn in turns)
+    return Polygon(pack(turned(points, x, y, degrees if math.isfinite(degrees) else 0.0)))
 
 
 def inside(edges: Edges, width: float, height: float) -> Edges:

@@ -21,10 +21,10 @@ from typing import Any, Final
 
 from datacache.annotations.formats.geometry import (
     MAX_POINTS,
-    ROUND_POINTS,
     Geometry,
     ShapeError,
     around,
+    ellipse,
     inside,
 )
 from datacache.annotations.formats.mask_images import open_png
@@ -206,8 +206,7 @@ def _read_line(shape: Mapping[str, JSON], size: tuple[int, int]) -> Geometry:
 def _read_circle(shape: Mapping[str, JSON], size: tuple[int, int]) -> Geometry:
     x, y, on_x, on_y = unpack(_points(shape, 2))
     radius = math.hypot(on_x - x, on_y - y)
-    turns = [2 * math.pi * n / ROUND_POINTS for n in range(ROUND_POINTS)]
-    outline = Polygon(pack(v for turn in turns for v in (x + radius * math.cos(turn), y + radius * math.sin(turn))))
+    outline = ellipse(x, y, radius, radius, 0.0)
     return Geometry(_inside(bounds(outline.points), size), outline)
 
 

@@ -11,6 +11,7 @@ Used by the pipeline. A target knows paths and bytes, nothing of snapshots or st
     folders      [SPLIT/]CLASS/x.jpg                                                  (also called yolo-classify)
     imagefolder  SPLIT/x.jpg  SPLIT/metadata.jsonl                                   (without splits: images/…)
     keras-yolo3  images/x.jpg  SPLIT.txt  classes.txt
+    label-studio images/[SPLIT/]x.jpg  annotations/tasks[_SPLIT].json
     labelme      images/[SPLIT/]x.jpg and x.json
     open-images  images/[SPLIT/]x.jpg  annotations/[SPLIT-]annotations-bbox.csv, …imagelabels.csv
     voc          JPEGImages/x.jpg  Annotations/x.xml  ImageSets/Main/SPLIT.txt
@@ -31,6 +32,7 @@ from datacache.conversion.targets.cvat import Cvat, CvatVideo
 from datacache.conversion.targets.folders import Folders
 from datacache.conversion.targets.imagefolder import ImageFolder
 from datacache.conversion.targets.keras_yolo import KerasYolo
+from datacache.conversion.targets.label_studio import LabelStudio
 from datacache.conversion.targets.labelme import Labelme
 from datacache.conversion.targets.open_images import OpenImages
 from datacache.conversion.targets.voc import Voc
@@ -46,6 +48,7 @@ TARGETS: dict[str, Callable[[About], Target]] = {
     "folders": Folders,
     "imagefolder": ImageFolder,
     "keras-yolo3": KerasYolo,
+    "label-studio": LabelStudio,
     "labelme": Labelme,
     "open-images": OpenImages,
     "voc": Voc,
