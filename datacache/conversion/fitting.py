@@ -128,7 +128,8 @@ def _joined(parts: list[bytes]) -> bytes:
     for part in parts[1:]:
         ring = np.frombuffer(part).reshape(-1, 2)
         from_points = ring if len(ring) * len(whole) <= _PAIRS_AT_ONCE else ring[:1]
-        apart = ((whole[:, None] - from_points[None]) ** 2).sum(axis=2)
+        across, down = (np.subtract.outer(whole[:, n], from_points[:, n]) for n in range(2))
+        apart = across * across + down * down
         here, there = divmod(int(apart.argmin()), len(from_points))
         turned = np.concatenate((ring[there:], ring[: there + 1]))
         whole = np.concatenate((whole[: here + 1], turned, whole[here:]))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Final
 
@@ -37,6 +38,7 @@ _DOUBLES: Final = 7
 _UNITS: Final = tuple(10.0**digits for digits in range(_DOUBLES))
 _TOP: Final = 2.0**52
 _POINTS_AN_ITEM, _MASK_BYTES_AN_ITEM = 10, 80
+_extra, _polygon = partial(tuple.__new__, Extra), partial(tuple.__new__, Polygon)
 SHAPED: Final = ("polygons", "masks", "rotated", "vertices", "keypoints")
 """The columns of a summary: outlines by kind, points of polygons and rotated boxes, visible keypoints."""
 
@@ -169,7 +171,7 @@ def get_extras(
             count = next(ring_count)
             if count == 1:
                 size, hole = next(ring)
-                return Polygon(taken(size), (), hole)
+                return _polygon((taken(size), (), hole))
             mine = [next(ring) for _ in range(count)]
             ends = tuple(accumulate(size for size, _ in mine))
             bits = sum(hole << n for n, (_, hole) in enumerate(mine))
@@ -188,7 +190,7 @@ def get_extras(
             start, key = key, key + size - 1
             behind = points[(outline_points + start) * POINT_BYTES : (outline_points + key) * POINT_BYTES]
             keypoints = Keypoints(bytes(behind), visible[start:key])
-        extras[place] = Extra(shape, keypoints, track - 1, group - 1, score, authors[author], area)
+        extras[place] = _extra((shape, keypoints, track - 1, group - 1, score, authors[author], area))
     of_images = (tuple(captions[a:b]) for a, b in pairwise(accumulate(caption_counts, initial=0)))
     return extras, of_images
 
