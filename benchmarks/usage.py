@@ -47,7 +47,7 @@ def measured(
 
     def watch(pid: int) -> None:
         while not ended.wait(SAMPLE_EVERY_S):
-            sizes = [(memory_mib(one, "VmRSS"), memory_mib(one, "RssAnon")) for one in _family(pid)]
+            sizes = [(memory_mib(one, "VmRSS"), memory_mib(one, "RssAnon")) for one in family(pid)]
             for which, column in enumerate(zip(*sizes, strict=True)):
                 peaks[which] = max(peaks[which], sum(column))
 
@@ -100,7 +100,7 @@ def cpu_of_families(pids: Iterable[int]) -> float:
     """Return CPU seconds of processes, their descendants, and the children that each has waited for; to the nanosecond
     for those that are alive (clock_getcpuclockid(3)), to the clock tick for the others."""
     total = 0.0
-    for member in {member for pid in pids for member in _family(pid)}:
+    for member in {member for pid in pids for member in family(pid)}:
         with suppress(OSError):
             fields = Path(f"/proc/{member}/stat").read_text().rpartition(")")[2].split()
             total += time.clock_gettime((~member << 3) | 2) + sum(map(int, fields[13:15])) / _TICKS_PER_S
@@ -121,7 +121,8 @@ def command_of(pid: int) -> list[str]:
     return []
 
 
-def _family(pid: int) -> list[int]:
+def family(pid: int) -> list[int]:
+    """Return a process and its descendants."""
     found = [pid]
     for parent in found:  # grows while it is walked
         with suppress(OSError):

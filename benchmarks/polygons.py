@@ -1,0 +1,153 @@
+"""COCO polygons → YOLO labels for segmentation: `dsctl convert` against a naive script; and memory for a large set.
+
+Ours starts from a snapshot of a folder. It opens every image for its size, checks every polygon, joins the rings of one
+object, and ends in a snapshot. "again" is a second conversion of the same snapshot, whose annotations the catalog has
+by then. The script writes labels only, to a tmpfs. All run in turn, each round in a fresh home; times are medians,
+memory the largest sum of the resident sets of all processes.
+
+Afterwards every label of one ring, of ours and of the script, is compared with the exact numbers. With `--large` the
+annotations of more images are indexed, and the largest sum of what all processes take (`Pss`, proc(5)) is told.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from benchmarks.coco_to_segment import FILE
+from benchmarks.coco_to_segment import __file__ as script
+from benchmarks.convert import AGAIN, HALF_A_DIGIT, NAIVE, OURS, snapshot_labels
+from benchmarks.harness import DSCTL, Home, ResultTable, Workspace, benchmark, ratio
+from benchmarks.images import with_comment
+from benchmarks.usage import CommandUsage, family, measured, memory_mib, middle
+
+WIDTH, HEIGHT = 640, 480
+CLASSES = 80
+Ring = list[float]
+
+
+def main() -> None:
+    with benchmark(
+        __doc__, images=(5_000, 60), polygons=(36_000, 400), rounds=(3, 1), large=False, many=(100_000, 200)
+    ) as (args, work):
+        folder = work.folder("coco")
+        labels = write_coco(folder, args.images, args.polygons)
+        runs: dict[str, list[CommandUsage]] = {}
+        for number in range(args.rounds):
+            home = work.home(f"home-{number}")
+            home.snapshot("coco", folder)
+            for name, usage in one_round(home, folder, labels):
+                runs.setdefault(name, []).append(usage)
+            home.close()
+        title = f"COCO → YOLO labels for segmentation, {args.images:,} images, {args.polygons:,} polygons"
+        report(title, runs)
+        if args.large:
+            report_memory(work, args.many, round(args.many * 8.6))
+
+
+def one_round(home: Home, folder: Path, labels: dict[str, list[list[Ring]]]) -> Iterator[tuple[str, CommandUsage]]:
+    """Run each tool once; yield its name and what it cost. Peers go here, behind ours."""
+    out = Path(tempfile.mkdtemp(dir=home.ram_dir))
+    yield NAIVE, measured([sys.executable, "-P", script, "naive", folder, out])
+    check(labels, ((path.stem, path.read_text()) for path in out.iterdir()))
+    shutil.rmtree(out)
+    for name, made in ((OURS, "coco-yolo"), (AGAIN, "coco-yolo-again")):
+        command = [DSCTL, "convert", "coco@latest", "--to", "yolo-segment", "--as", made]
+        yield name, measured(command, env=home.env, beside=home.processes)
+        check(labels, snapshot_labels(home, made))
+
+
+def write_coco(folder: Path, images: int, polygons: int) -> dict[str, list[list[Ring]]]:
+    """Write images of one colour and a file like COCO's own: 29 points a polygon, two decimals, and some objects of
+    several rings. Return the rings of each image's objects."""
+    chance = random.Random(1)
+    (folder / "images").mkdir()
+    (folder / FILE).parent.mkdir()
+    plain = folder / "plain.jpg"
+    Image.new("RGB", (WIDTH, HEIGHT), (90, 120, 150)).save(plain, quality=30)
+    jpeg = plain.read_bytes()
+    plain.unlink()
+    entries: list[dict[str, Any]] = []
+    labels: dict[str, list[list[Ring]]] = {}
+    for id in range(1, images + 1):
+        name = f"{id:012d}"
+        (folder / "images" / f"{name}.jpg").write_bytes(with_comment(jpeg, name.encode()))
+        entries.append({"id": id, "file_name": f"{name}.jpg", "width": WIDTH, "height": HEIGHT})
+    with open(folder / FILE, "w") as file:
+        file.write(f'{{"info": {{}}, "images": {json.dumps(entries)}, "annotations": [')
+        for id in range(1, polygons + 1):
+            several = chance.random() < 0.15
+            rings = [_ring(chance) for _ in range(chance.randint(2, 4) if several else 1)]
+            xs, ys = ([value for ring in rings for value in ring[n::2]] for n in range(2))
+            side = (round(max(xs) - min(xs), 2), round(max(ys) - min(ys), 2))
+            image = chance.randint(1, images)
+            labels.setdefault(f"{image:012d}", []).append(rings)
+            found = {"segmentation": rings, "iscrowd": 0, "image_id": image, "bbox": [min(xs), min(ys), *side]}
+            found |= {"area": round(chance.uniform(10, 9000), 4), "category_id": chance.randint(1, CLASSES), "id": id}
+            file.write(f"{', ' if id > 1 else ''}{json.dumps(found)}")
+        categories = [{"id": id, "name": f"class {id:02}", "supercategory": ""} for id in range(1, CLASSES + 1)]
+        file.write(f'], "categories": {json.dumps(categories)}}}')
+    return labels
+
+
+def _ring(chance: random.Random) -> Ring:
+    count = max(4, min(300, int(chance.lognormvariate(2.9, 0.7))))
+    x, y, radius = chance.uniform(40, 600), chance.uniform(40, 440), chance.uniform(3, 38)
+    turns = [(2 * math.pi * n / count, radius * chance.uniform(0.7, 1)) for n in range(count)]
+    points = ((x + away * math.cos(turn), y + away * math.sin(turn)) for turn, away in turns)
+    return [round(value, 2) for point in points for value in point]
+
+
+def check(labels: dict[str, list[list[Ring]]], found: Iterable[tuple[str, str]]) -> None:
+    """End the benchmark where an object is missing, or one of a single ring is not exact to six decimals."""
+    files = {name: text.splitlines() for name, text in found}
+    for name, objects in labels.items():
+        lines = files.get(name, [])
+        if len(lines) != len(objects):
+            raise SystemExit(f"{name}.txt has {len(lines)} objects instead of {len(objects)}")
+        for line, rings in zip(lines, objects, strict=True):
+            exact = [value / (HEIGHT if n % 2 else WIDTH) for n, value in enumerate(rings[0])]
+            values = list(map(float, line.split()[1:]))
+            if len(rings) == 1 and max(map(abs, map(float.__sub__, values, exact))) > HALF_A_DIGIT:
+                raise SystemExit(f"{name}.txt says {line}, right is {exact}")
+
+
+def report(title: str, runs: dict[str, list[CommandUsage]]) -> None:
+    """Print the table."""
+    naive = middle(runs[NAIVE])
+    table = ResultTable(title, "", "CPU s", "/ naive", "wall s", "/ naive", "peak MiB", "anonymous MiB")
+    for name, usages in runs.items():
+        usage = middle(usages)
+        times = (usage.cpu_s, ratio(usage.cpu_s, naive.cpu_s), usage.seconds, ratio(usage.seconds, naive.seconds))
+        table.row(name, *times, usage.peak_mib, usage.anonymous_mib)
+    table.print()
+
+
+def report_memory(work: Workspace, images: int, polygons: int) -> None:
+    """Index a large set and print the largest sum of what its processes take."""
+    folder, home = work.folder("large"), work.home("home-large")
+    write_coco(folder, images, polygons)
+    home.snapshot("large", folder)
+    peak = 0.0
+    with subprocess.Popen([DSCTL, "stats", "large@latest"], env=home.env, stdout=subprocess.DEVNULL) as process:
+        while process.poll() is None:
+            peak = max(peak, sum(memory_mib(pid, "Pss") for pid in family(process.pid)))
+    if process.returncode:
+        raise SystemExit(f"dsctl stats failed with exit code {process.returncode}")
+    table = ResultTable(f"Indexing {images:,} images, {polygons:,} polygons", "", "peak MiB (Pss)")
+    table.row("dsctl stats", peak)
+    table.print()
+
+
+if __name__ == "__main__":
+    main()
