@@ -287,8 +287,10 @@ class _Seen:
                     if len(self._classes) < 2 or not name:
                         self._classes.add(name)
             elif not path.endswith(b"/"):
-                other = self.masks if is_mask_image(path) else self.no_data
-                self._note(path) if is_data(path) else other.add(path)
+                if is_data(path):
+                    self._note(path)
+                else:
+                    (self.masks if is_mask_image(path) else self.no_data).add(path)
         self.split_folders.discard("")
         few = self.texts.paths if self.texts.count <= _FEW else []
         lists = [path for path in sorted((*self.split_texts, *few)) if not self._images_of(path)]

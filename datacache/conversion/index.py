@@ -202,10 +202,13 @@ def _ranges(source: AnnotationSource, reading: Reading) -> Iterator[_Task]:
     key = blake2b(start, digest_size=KEY_BYTES)
     for item in source.images():
         path = _encode(item.path)
-        masks = ((_encode(item.mask_file), part) for part in item.masks)
-        for name, part in ((path, item.image), (_encode(item.file), item.annotation), *masks):
+        for name, part in ((path, item.image), (_encode(item.file), item.annotation)):
             if part is not None:
                 key.update(b"%d %s%s" % (len(name), name, part.object))
+        if item.masks:
+            key.update(
+                repr((item.mask_file, [part and part.object for part in item.masks])).encode("utf-8", "surrogateescape")
+            )
         if item.rivals or item.draft:
             key.update(b"%d %b" % (len(item.draft), item.draft) + repr(item.rivals).encode())
         items.append(item)
@@ -232,7 +235,7 @@ class _Reader:
 
     def work(self, task: _Task) -> EncodedRange:
         """Return the rows of a range."""
-        each = ((self._image(item), item.annotation, *item.masks) for item in task.items)
+        each = [(self._image(item), item.annotation, *item.masks) for item in task.items]
         data = self._files.read(part for parts in each for part in parts if part is not None)
         rows = [self._row(item, data) for item in task.items]
         self._files.done()

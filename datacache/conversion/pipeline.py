@@ -225,9 +225,10 @@ def _images(
                 continue
             found = [mending.mended(each, report.problems) for each in found]  # noqa: PLW2901
         # Labels of whole images say nothing of objects, but to a format that has such labels.
-        kinds = {kind for each in found for kind in ("labels", "captions") if getattr(each, kind)}
-        labelled = "labels" in target.holds and bool(kinds & (target.holds if target.of_objects else {"labels"}))
-        annotated = (target.of_objects and any(map(_says_objects, found))) or labelled
+        annotated = target.of_objects and any(map(_says_objects, found))
+        if "labels" in target.holds and not annotated:
+            captioned = target.of_objects and "captions" in target.holds
+            annotated = any(each.labels or (captioned and each.captions) for each in found)
         if not annotated:
             kept = plan.keep_unannotated
             message = f"{row.path} has no annotation; it is {'kept as a background image' if kept else 'left out'}"
@@ -275,8 +276,9 @@ def _renamed(labels: Iterable[str], rename: Mapping[str, str]) -> tuple[str, ...
 def _says_objects(annotation: Annotation) -> bool:
     """Tell whether objects were looked for: not by files that have labels of images, too, and list no empty ones."""
     source = annotation.source
-    of_labels = is_metadata(source) or source.endswith(".csv")
-    return source not in ("", annotation.path) and (bool(annotation.boxes) or not of_labels)
+    if annotation.boxes or source in ("", annotation.path):
+        return bool(annotation.boxes)
+    return not (is_metadata(source) or source.endswith(".csv"))
 
 
 def _with_chosen_boxes(annotation: Annotation, plan: Plan, classes: frozenset[str], report: Report) -> Annotation:
