@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from datacache.annotations.classes import read_classes, read_data_yaml, read_pose
 from datacache.annotations.formats.mask_images import VOC_CLASSES, MaskClasses, parse_label_map
@@ -102,8 +102,13 @@ def _text_kind(data: bytes) -> str:
     return "yolo" if found else ""
 
 
-Read = Callable[[bytes], bytes]
-"""All bytes of a file of the snapshot."""
+class Read(Protocol):
+    """Reads files of the snapshot."""
+
+    def __call__(self, path: bytes, limit: int | None = None, /) -> bytes:
+        """Return the bytes of a file, at most `limit` from its beginning on."""
+        ...
+
 
 _FEW: Final = 16
 
@@ -443,12 +448,12 @@ class _Seen:
         return self._pairs[path[path.rfind(b".") :].lower()].images_of(path)
 
     def _head(self, path: bytes) -> bytes:
-        return self._read(path)[:_HEAD_BYTES].replace(b"\0", b"")  # UTF-16 is ASCII with zeros between
+        return self._read(path, _HEAD_BYTES).replace(b"\0", b"")  # UTF-16 is ASCII with zeros between
 
     def _kind(self, path: bytes) -> str:
         kind = self._kinds.get(path)
         if kind is None:
-            kind = self._kinds[path] = _text_kind(self._read(path))
+            kind = self._kinds[path] = _text_kind(self._read(path, _HEAD_BYTES + 1))
         return kind
 
 

@@ -377,9 +377,9 @@ class AnnotationSource:
         self.problems: list[Problem] = [*problems, *self.layout.problems()]
         """Those of no image. Complete when `images` has come to its end."""
 
-    def read(self, path: bytes) -> bytes:
-        """Return all bytes of a file."""
-        return self._snapshot.read(text(path))
+    def read(self, path: bytes, limit: int | None = None, /) -> bytes:
+        """Return the bytes of a file, at most `limit` from its beginning on."""
+        return _StoredFile(self._snapshot, path)[:limit]
 
     def fingerprint(self) -> bytes:
         """Return what, besides an image and its own annotation, decides how the annotation is read."""

@@ -23,5 +23,5 @@ class Folder(dict[bytes, bytes]):
         id, _ = builder.finish()
         self.manifest = Manifest.open(id, lambda ids: {id: blobs[id] for id in ids if id in blobs})
 
-    def read(self, path: bytes) -> bytes:
-        return self[path]
+    def read(self, path: bytes, limit: int | None = None, /) -> bytes:
+        return self[path][:limit]
