@@ -19,9 +19,10 @@ from numpy.typing import NDArray
 
 from datacache.annotations.classes import class_ids
 from datacache.annotations.layout import text
-from datacache.annotations.model import Annotation
+from datacache.annotations.model import Annotation, Box
 from datacache.annotations.pairing import is_image
 from datacache.annotations.query import Query, find_paths
+from datacache.annotations.shapes.outline import Skeleton
 from datacache.annotations.table.table import Table
 from datacache.catalog.base import Catalog
 from datacache.conversion.index import Annotations, Reading
@@ -32,6 +33,7 @@ from datacache.loaders.styles import STYLES, StyledColumns
 from datacache.manifest.codec import Range
 from datacache.manifest.reader import Manifest
 from datacache.reader.snapshot import Snapshot
+from datacache.shards import records
 from datacache.shards.index import SHARDS_JSON
 
 log = logging.getLogger("datacache.loader")
@@ -139,7 +141,7 @@ class Selection:
 def check_kind(target: str | None, kinds: Sequence[str] = KINDS) -> None:
     """Raise `UsageError` for a target that there is not."""
     if target in SHAPE_KINDS and target not in kinds:
-        raise UsageError(f"target={target!r}: only datacache.torch.SnapshotDataset has such targets")
+        raise UsageError(f"target={target!r}: only the datasets of datacache.torch have such targets")
     if target is not None and target not in kinds:
         raise UsageError(f"target={target!r}: there is no such target", hint=f"One of {', '.join(kinds)}, or None.")
 
@@ -327,6 +329,25 @@ def boxes_of_json(raw: bytes | memoryview, class_ids: Mapping[str, int], sample:
     except (KeyError, TypeError, ValueError) as exc:
         raise _says_nothing(sample, "boxes", exc) from exc
     return {"boxes": np.array(boxes, np.float32).reshape(-1, 4), "labels": np.array(labels, np.int64)}
+
+
+def shapes_of_json(raw: bytes | memoryview, class_ids: Mapping[str, int], kind: str, sample: str) -> Boxes:
+    """Return the target of one of `SHAPE_KINDS` out of a shard's `.json` member. Raise `UsageError` if it says nothing
+    of these."""
+    try:
+        said = json.loads(bytes(raw))
+        size = said["width"], said["height"]
+        boxes = tuple(
+            Box(box["label"], box["x1"], box["y1"], box["x2"], box["y2"], extra=records.shapes_of_json(box, *size))
+            for box in said["boxes"]
+        )
+        skeleton = Skeleton(("",) * (said["keypoints"] if kind == "pose" else 0))
+    except (AttributeError, KeyError, TypeError, ValueError) as exc:
+        raise _says_nothing(sample, "keypoints" if kind == "pose" else "boxes", exc) from exc
+    column = BoxColumns(tuple(class_ids), ShapeColumn(kind, {"": skeleton}))
+    column.add("", Annotation("", *size, boxes))
+    column.finish()
+    return column.get(0)
 
 
 def class_of_json(raw: bytes | memoryview, class_ids: Mapping[str, int], sample: str) -> int:

@@ -18,7 +18,16 @@ from datacache.annotations.pairing import is_image
 from datacache.core.errors import ObjectChangedError, ObjectNotFoundError, ShardError, StoreError, UsageError
 from datacache.core.ids import BLOCK_BYTES
 from datacache.loaders.lookahead import PlanSource
-from datacache.loaders.selection import NO_CLASS, boxes_of_json, check_kind, class_of_json, path_of_json
+from datacache.loaders.selection import (
+    KINDS,
+    NO_CLASS,
+    boxes_of_json,
+    check_kind,
+    class_of_json,
+    path_of_json,
+    shapes_of_json,
+)
+from datacache.loaders.shapes import SHAPE_KINDS
 from datacache.loaders.source import Read, SampleSource
 from datacache.loaders.tasks.queue import Span
 from datacache.reader.local_file import LocalFile, LocalFiles
@@ -45,14 +54,16 @@ class ShardSource(SampleSource):
 
     def target(self, sample: int) -> Any:
         """Return a sample's target. Boxes, paths and the class of boxes come out of the shard's `.json` members."""
-        if self.kind == "detection":
+        if self.kind in ("detection", *SHAPE_KINDS):
             raw = self._json(sample)
             if raw is None:
                 shard, key = self.shards.name(sample)
                 raise ShardError(
                     f"sample {key!r} of {shard} has no .json, so no boxes", shard=shard, sample=key, hint="target=None."
                 )
-            return boxes_of_json(raw, self._class_ids, self.path(sample))
+            if self.kind == "detection":
+                return boxes_of_json(raw, self._class_ids, self.path(sample))
+            return shapes_of_json(raw, self._class_ids, self.kind, self.path(sample))
         if self.kind == "classification":
             known = int(self.shards.classes[sample])
             raw = self._json(sample) if known == NO_CLASS and self._has_boxes else None
@@ -122,7 +133,7 @@ class ShardSource(SampleSource):
 
 
 def _kind(shards: Shards, target: str | None, boxes: bool) -> str | None:
-    check_kind(target)
+    check_kind(target, KINDS + SHAPE_KINDS)
     classes = bool(np.any(shards.classes != NO_CLASS))
     if target == "auto":
         return "detection" if boxes else "classification" if classes else "path"
@@ -130,7 +141,7 @@ def _kind(shards: Shards, target: str | None, boxes: bool) -> str | None:
         target = "classification"
     if target == "classification" and not classes and not boxes:
         raise UsageError(f"the shards of {shards.files.where} have no classes", hint="target='path', or None.")
-    if target == "detection" and not boxes:
+    if target in ("detection", *SHAPE_KINDS) and not boxes:
         raise UsageError(f"the shards of {shards.files.where} have no boxes", hint="target='path', or None.")
     return target
 

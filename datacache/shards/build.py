@@ -310,7 +310,8 @@ def _content(
             f"{snapshot.record.ref} has none of the classes asked for",
             hint=f"It has {', '.join(sorted(table.labels)[:10])}{' and more' if len(table.labels) > 10 else ''}.",
         )
-    labels = _labels(options.format, classes, detection=bool(table.boxes))
+    most = max((len(skeleton.names) for skeleton in table.skeletons.values()), default=0)
+    labels = _labels(options.format, classes, detection=bool(table.boxes), keypoints=most)
     return _Content(
         samples.annotated(manifest, table, labels, counts),
         classes,
@@ -321,8 +322,10 @@ def _content(
     )
 
 
-def _labels(format: str, classes: Sequence[str], *, detection: bool) -> Labels:
-    return TfRecordLabels(classes) if format == "tfrecord" else WebDatasetLabels(classes, detection=detection)
+def _labels(format: str, classes: Sequence[str], *, detection: bool, keypoints: int = 0) -> Labels:
+    if format == "tfrecord":
+        return TfRecordLabels(classes)
+    return WebDatasetLabels(classes, detection=detection, keypoints=keypoints)
 
 
 def commit_set(catalog: Catalog, place: Place, made: ShardSet, naming: Naming) -> SnapshotRecord:

@@ -22,6 +22,17 @@ from typing import Any, Final, NamedTuple
 
 from datacache.annotations.formats import yolo
 from datacache.annotations.model import Annotation, Box
+from datacache.annotations.shapes.outline import (
+    Extra,
+    Keypoints,
+    Mask,
+    Outline,
+    Rotated,
+    pack,
+    polygon_of,
+    rings,
+    unpack,
+)
 from datacache.shards.index import NO_CLASS
 
 BLOCK: Final = 512
@@ -173,9 +184,10 @@ class WebDatasetLabels(Labels):
     """`.json` with all labels, `.cls` with the class of the whole image, and for detection `.txt` with lines of
     YOLO."""
 
-    def __init__(self, classes: Sequence[str], *, detection: bool) -> None:
+    def __init__(self, classes: Sequence[str], *, detection: bool, keypoints: int = 0) -> None:
+        """`keypoints`: how many the class with the most has; 0 for none."""
         super().__init__(classes)
-        self._detection = detection
+        self._detection, self._keypoints = detection, keypoints
 
     def encode(self, image: Described, key: str, extension: str) -> tuple[tuple[str, bytes], ...]:
         del key, extension
@@ -188,6 +200,8 @@ class WebDatasetLabels(Labels):
             said["boxes"] = [self._box(box) for box in self._boxes(annotation)]
             if not annotation.source:
                 said["annotated"] = False
+            if self._keypoints:
+                said["keypoints"] = self._keypoints
         members = [("json", json.dumps(said, separators=(",", ":"), sort_keys=True).encode())]
         class_id = self.class_of(image)
         if class_id != NO_CLASS:
@@ -206,7 +220,44 @@ class WebDatasetLabels(Labels):
             "y2": box.y2,
         }
         said |= {flag: True for flag in _FLAGS if getattr(box, flag)}
-        return said | ({"attributes": dict(box.attributes)} if box.attributes else {})
+        said |= {"attributes": dict(box.attributes)} if box.attributes else {}
+        return said if box.extra is None else said | shapes_as_json(box.extra)
+
+
+def shapes_as_json(extra: Extra) -> dict[str, Any]:
+    """Return the `outline` and the `keypoints` of an object in a `.json` member."""
+    said: dict[str, Any] = {}
+    outline, keypoints = extra.outline, extra.keypoints
+    if isinstance(outline, Mask):
+        said["outline"] = {"mask": outline.counts.decode()}
+    elif isinstance(outline, Rotated):
+        said["outline"] = {"corners": unpack(outline.corners).tolist()}
+    elif outline is not None:
+        parts = list(rings(outline))
+        said["outline"] = {"rings": [unpack(ring).tolist() for ring, _ in parts]}
+        said["outline"] |= {"holes": [n for n, (_, hole) in enumerate(parts) if hole]} if outline.holes else {}
+    if keypoints is not None:
+        points = zip(*[iter(unpack(keypoints.points))] * 2, keypoints.visible, strict=True)
+        said["keypoints"] = [value for point in points for value in point]
+    return said
+
+
+def shapes_of_json(said: Mapping[str, Any], width: int, height: int) -> Extra | None:
+    """Read what `shapes_as_json` made, in an image of this size. Raise `KeyError`, `TypeError` or `ValueError` for
+    anything else."""
+    outline: Outline | None = None
+    given = said.get("outline")
+    if given is not None and "mask" in given:
+        outline = Mask(given["mask"].encode(), width, height)
+    elif given is not None and "corners" in given:
+        outline = Rotated(pack(given["corners"]))
+    elif given is not None:
+        outline = polygon_of(list(map(pack, given["rings"])), sum(1 << n for n in given.get("holes", ())))
+    points, keypoints = said.get("keypoints"), None
+    if points is not None:
+        visible = bytes(map(int, points[2::3]))
+        keypoints = Keypoints(pack(value for n, value in enumerate(points) if n % 3 < 2), visible)
+    return None if outline is None and keypoints is None else Extra(outline, keypoints)
 
 
 class TfRecordLabels(Labels):

@@ -10,15 +10,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
 from PIL import Image
 from torch.utils.data import DataLoader
 
 from datacache import api
+from datacache.annotations.shapes.outline import NOTHING, Extra, Mask
 from datacache.core.errors import UsageError
 from datacache.loaders.selection import check_kind
 from datacache.loaders.styles import _turned
 from datacache.settings import Settings
-from datacache.torch import SnapshotDataset, collate, collate_ultralytics
+from datacache.shards.records import shapes_as_json, shapes_of_json
+from datacache.torch import ShardDataset, SnapshotDataset, collate, collate_ultralytics
+from tests.annotations.shapes import any_extra, cases
 
 pytestmark = pytest.mark.shared_home
 POLYGON = [10, 10, 50, 10, 50, 30, 10, 30]
@@ -71,6 +75,29 @@ def test_keypoints_and_corners_are_scaled_with_the_image(tmp_path: Path, setting
             left, top, right, bottom = (edge * factor for edge in box)
             assert {*map(tuple, found.tolist())} == {(left, top), (right, top), (right, bottom), (left, bottom)}
     assert SnapshotDataset(ref, target="obb", settings=settings)[2][1]["corners"].shape == (0, 4, 2)
+
+
+def test_shards_give_the_targets_of_their_snapshot(tmp_path: Path, settings: Settings):
+    ref = _snapshot(tmp_path / "sharded", settings)
+    api.shard(ref, to=str(tmp_path / "shards"), settings=settings)
+    for target in ("segmentation", "pose", "obb"):
+        read = [
+            SnapshotDataset(ref, target=target, decode="rgb", size=(30, 40), settings=settings),
+            ShardDataset(tmp_path / "shards", target=target, decode="rgb", size=(30, 40), settings=settings),
+        ]
+        for (_, one), (_, other) in zip(*([each[n] for n in range(3)] for each in read), strict=True):
+            assert one.keys() == other.keys()
+            assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+@cases
+@given(any_extra)
+def test_shapes_in_shards_are_those_of_objects(extra: Extra):
+    if isinstance(extra.outline, Mask):
+        extra = extra._replace(outline=Mask(b"12", 3, 1))
+    said = json.loads(json.dumps(shapes_as_json(extra)))
+    again = shapes_of_json(said, 3, 1) or NOTHING
+    assert repr(again[:2]) == repr(extra[:2])
 
 
 def test_targets_in_the_style_of_torchvision_have_all_that_its_models_are_evaluated_by(
@@ -146,5 +173,5 @@ def test_targets_that_a_data_set_or_a_loader_does_not_have_are_refused(tmp_path:
         SnapshotDataset(ref, target="pose", settings=settings)
     with pytest.raises(UsageError, match="there is no such target"):
         SnapshotDataset(ref, target="masks", settings=settings)
-    with pytest.raises(UsageError, match="only datacache"):
-        check_kind("pose")  # as of shards and of TensorFlow
+    with pytest.raises(UsageError, match="only the datasets of datacache"):
+        check_kind("pose")  # as of TensorFlow
