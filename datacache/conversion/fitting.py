@@ -88,7 +88,10 @@ class _Fitting:
                 return outline
             if "polygon" in holds:
                 self.say("rotation-outlined", "the rotated boxes{of} became polygons", line)
-            outline = Polygon(outline.corners)
+            from datacache.annotations.shapes.clip import clip
+
+            inside = clip(Polygon(outline.corners), (0.0, 0.0, self._width, self._height))
+            outline = inside or Polygon(b"")
         if isinstance(outline, Mask):
             if "mask" in holds:
                 return outline

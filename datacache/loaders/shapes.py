@@ -88,11 +88,11 @@ def _corners(outline: Outline) -> bytes:
 
 def _fill(pixels: NDArray[np.uint8], outline: Outline) -> None:
     """Set the pixels of an image that are an object's."""
-    from datacache.annotations.shapes import mask
+    from datacache.annotations.shapes import clip, mask  # with shapely, where it is needed
 
     height, width = pixels.shape
     if isinstance(outline, Rotated):
-        outline = Polygon(outline.corners)
+        outline = clip.clip(Polygon(outline.corners), (0.0, 0.0, width, height)) or Polygon(b"")
     found = outline if isinstance(outline, Mask) else mask.fill(outline, width, height)
     window = mask.bounds(found)
     if window is not None:

@@ -63,6 +63,13 @@ def test_an_outline_is_cut_at_the_edge_of_its_image() -> None:
     assert bounds(found.outline.points) == (6, 2, 10, 6)
 
 
+def test_a_rotated_box_may_stick_out_of_its_image() -> None:
+    turned = Extra(Rotated(pack((-2, 3, 5, -1, 6, 1, -1, 5))))
+    assert checked(turned, 0, 0, 6, 5) == (turned, [])
+    apart = Extra(Rotated(pack((-3, 2, 2, -3, 1, -4, -4, 1))))
+    assert checked(apart, 0, 0, 2, 2) == (None, [("polygon-empty", "repaired")])
+
+
 def test_a_box_that_is_not_the_one_around_its_outline_is_noted() -> None:
     assert checked(Extra(INSIDE), 1, 2, 7.5, 6) == (Extra(INSIDE), [("box-shape-differ", "noted")])
 

@@ -85,6 +85,10 @@ def test_an_outline_becomes_the_nearest_thing_that_is_held() -> None:
     for outline in (HOLED, APART, TURNED):
         filled = fill(Polygon(TURNED.corners) if outline is TURNED else outline, 30, 30)  # type: ignore[arg-type]
         assert fitted(MASKS, Extra(outline)) == ([Extra(filled)], [("polygon-masked", "changed")])
+    (inside,), _ = fitted(SEGMENT, Extra(Rotated(pack((-4, 2, 8, 2, 8, 6, -4, 6)))))
+    assert inside is not None
+    assert isinstance(inside.outline, Polygon)
+    assert bounds(inside.outline.points) == (0, 2, 8, 6)
     assert fitted(COCO, Extra(HOLED)) == ([Extra(fill(HOLED, 30, 30))], [("polygon-masked", "changed")])
     assert fitted(POSE, Extra(APART, POINTS)) == ([Extra(keypoints=POINTS)], [("polygon-boxed", "changed")])
     (traced,), problems = fitted(SEGMENT, Extra(MASK))

@@ -1,8 +1,8 @@
 """The check of outlines and keypoints: an object whose outline cannot be meant stays as its box.
 
 Used by `annotations.check` for objects that have more than a box, after their boxes were checked. Outlines that leave
-here are finite, have an area, and lie in the image, as far as `annotations.check` lets edges lie outside. Pure, any
-thread; NumPy and shapely are imported only for what must be cut.
+here are finite, have an area, and lie in the image, as far as `annotations.check` lets edges lie outside; rotated boxes
+may stick out of it. Pure, any thread; NumPy and shapely are imported only for what must be cut.
 """
 
 from __future__ import annotations
@@ -88,5 +88,7 @@ def _points_checked(
     if kept is None or isinstance(kept, Mask):
         report("polygon-empty", True, f"the outline of {shown} lies outside the image; {stays}")
         return None, None
+    if isinstance(outline, Rotated):  # tools let one stick out, and it would not be the same box any more
+        return outline, (max(x1, 0.0), max(y1, 0.0), min(x2, float(width)), min(y2, float(height)))
     report("polygon-clipped", True, f"the outline of {shown} lies partly outside the image; it is cut at its edge")
     return kept, bounds(kept[0])
