@@ -7,6 +7,7 @@ without being copied, and whatever holds connections opens its own there (`core.
 from __future__ import annotations
 
 import ctypes
+import gc
 import multiprocessing
 import os
 import signal
@@ -73,6 +74,7 @@ _worker: Worker[Any, Any]
 
 def _begin_process(parent: int, worker: Worker[Any, Any]) -> None:
     global _worker
+    gc.freeze()  # a collection would write to each page that is the parent's, and so copy it
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     # A parent that is killed takes its workers with it: they would wait for tasks for ever.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
