@@ -55,6 +55,13 @@ def test_the_elements_are_those_that_json_has(others, wanted, indent, ascii_only
     assert [list(file.elements(name)) for name in ("wanted", "a")] == [expected["wanted"], [1, 2]]
 
 
+@pytest.mark.parametrize("window", range(1, 12))
+def test_a_number_that_is_cut_by_the_end_of_a_piece_is_one(window, monkeypatch):
+    monkeypatch.setattr(json_stream, "_WINDOW", window)
+    assert elements(b'{"a": [0.5, 1e+2, 3.25e-1, 0], "z": 1}') == [0.5, 100.0, 0.325, 0]
+    assert elements(b"[0.5, 2, [1E1]]", "") == [0.5, 2, [10.0]]
+
+
 @pytest.mark.parametrize(
     ("bad", "reason"),
     [

@@ -45,8 +45,9 @@ def task(*results: Any, image: Any = "a.jpg", **more: Any) -> dict[str, Any]:
 
 def parsed(*tasks: Any) -> tuple[list[Draft], list[str]]:
     found = label_studio.parse(json.dumps(tasks).encode(), FILE)
-    problems = [problem for _, its in found.images for problem in its]
-    return [draft for draft, _ in found.images], [f"{p.code} {p.action} {p.line}" for p in (*found.problems, *problems)]
+    images = list(found.images)
+    problems = [problem for _, its in images for problem in its]
+    return [draft for draft, _ in images], [f"{p.code} {p.action} {p.line}" for p in (*found.problems, *problems)]
 
 
 def one(*results: Any) -> Box:
@@ -209,6 +210,14 @@ def test_images_are_named_by_paths_and_urls() -> None:
     assert problems == [
         "image-unnamed skipped 1", "image-unnamed skipped 2", "entry-malformed skipped 3", "entry-malformed skipped 4"
     ]  # fmt: skip
+
+
+def test_a_task_that_is_nested_too_deep_is_left_out_and_nothing_else() -> None:
+    deep = b'{"data": {"image": "a.jpg"}, "x": ' + b"[" * 10_000 + b"]" * 10_000 + b"}"
+    tasks = [json.dumps(task(box(), image=f"{name}.jpg")).encode() for name in "bc"]
+    found = label_studio.parse(b"[" + b", ".join([tasks[0], deep, tasks[1]]) + b"]", FILE)
+    assert [draft.name for draft, _ in found.images] == ["b.jpg", "c.jpg"]
+    assert [problem[:4] for problem in found.problems] == [("entry-malformed", "skipped", FILE, 2)]
 
 
 def test_a_file_that_is_no_list_is_refused() -> None:

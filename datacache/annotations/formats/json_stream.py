@@ -47,7 +47,8 @@ class PassedOver(NamedTuple):
 
 
 class JsonFile:
-    """The object that a file is. `AnnotationError` where it is none, here and while its lists are read."""
+    """The object that a file is, or the list, whose name is ''. `AnnotationError` where it is neither, here and while
+    its lists are read."""
 
     def __init__(self, data: Data, file: str) -> None:
         self._file, self._data = file, data
@@ -66,6 +67,11 @@ class JsonFile:
     def _find_members(self) -> None:
         data = self._data
         here = _Place(data, self._file, len(codecs.BOM_UTF8) * (data[:3] == codecs.BOM_UTF8))
+        if here.next() == "[":
+            self._starts[""] = here.byte()
+            self.whole = here.pass_over(level=1)
+            self._end(here)
+            return
         if here.next() != "{":
             if len(data) <= MAX_ELEMENT:
                 load(bytes(data[:]), self._file)  # says what is wrong with it
@@ -88,7 +94,10 @@ class JsonFile:
             elif here.next() != "}":
                 raise here.broken("a comma is expected")
         here.step()
-        if here.next():
+        self._end(here)
+
+    def _end(self, here: _Place) -> None:
+        if self.whole and here.next():
             raise here.broken("there is more behind its end")
 
     def kind(self, name: str) -> str:
@@ -154,7 +163,8 @@ class _Place:
         while True:
             try:
                 value, end = _decode(self._text, self._at)
-                if end < len(self._text):
+                rest = self._text[end : end + 3]
+                if rest and (rest[0] not in ".eE" or len(rest) > 2):  # else a number may go on in the next piece
                     self._at = end
                     return value
                 wrong = None
@@ -164,10 +174,10 @@ class _Place:
                 return self._passed_over("is nested too deep")
             except ValueError:  # a number of thousands of digits
                 return self._passed_over("has a number with too many digits")
-            rest = len(self._text) - self._at
-            if rest >= MAX_ELEMENT:
+            length = len(self._text) - self._at
+            if length >= MAX_ELEMENT:
                 return self._passed_over(f"is longer than {MAX_ELEMENT >> 20} MiB")
-            if not self._read(_WINDOW if rest < _WINDOW else MAX_ELEMENT - rest):
+            if not self._read(_WINDOW if length < _WINDOW else MAX_ELEMENT - length):
                 if wrong:
                     raise self.broken(wrong.msg, wrong.pos) from wrong
                 self._at = end

@@ -22,6 +22,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
+from datacache.annotations.aside import Aside
 from datacache.annotations.formats.geometry import (
     MAX_MASK_PIXELS,
     MAX_POINTS,
@@ -32,9 +33,9 @@ from datacache.annotations.formats.geometry import (
     inside,
     turned,
 )
-from datacache.annotations.formats.json_stream import Data
-from datacache.annotations.formats.values import JSON, displayed, load, to_number, to_text
-from datacache.annotations.model import Annotation, Box, Draft, DraftFile, Problems
+from datacache.annotations.formats.json_stream import Data, JsonFile, PassedOver
+from datacache.annotations.formats.values import JSON, displayed, to_number, to_text
+from datacache.annotations.model import Annotation, Box, Draft, DraftFile, Problem, Problems
 from datacache.annotations.model import quote as quoted
 from datacache.annotations.pairing import is_image
 from datacache.annotations.shapes.outline import (
@@ -61,21 +62,24 @@ _UPLOADED: Final = re.compile(r"^.*/data/upload/\d+/(?:[0-9a-f]{8}-)?")
 _FLAGS: Final = ("difficult", "truncated", "occluded")
 _SAID: Final = ("choices", "text", "rating", "number")
 Result = Mapping[str, JSON]
+_Kept = tuple[Draft, list[tuple[Box, dict[str, tuple[float, float, int]]]], list[Problem]]
+"""What a task says: all but its objects, these with keypoints of theirs by name, and problems."""
 
 
 def parse(data: Data, file: str, classes: Sequence[str] = ()) -> DraftFile:
     """Read the tasks that are annotated. The line of an object and of its problems is the number of its task, from 1.
     `AnnotationError` if the file is no list."""
-    tasks = load(bytes(data[:]), file)
-    if not isinstance(tasks, list):
+    tasks = JsonFile(data, file)
+    if tasks.kind("") != "[":
         raise AnnotationError(f"{file} is no list of tasks", code="not-label-studio", file=file)
     of_file = Problems(file)
     orders: dict[str, dict[str, None]] = {}
-    found = []
-    for number, task in enumerate(tasks, 1):
+    found = Aside[_Kept]()
+    for number, task in enumerate(tasks.elements(""), 1):
         content = task.get("data") if isinstance(task, dict) else None
-        if not isinstance(content, dict):
-            of_file.add("entry-malformed", "skipped", "a task has no `data`; it is left out", number)
+        if not isinstance(task, dict) or not isinstance(content, dict):
+            wrong = task.reason if isinstance(task, PassedOver) else "has no `data`"
+            of_file.add("entry-malformed", "skipped", f"a task {wrong}; it is left out", number)
             continue
         name = next(filter(None, map(_image_name, content.values())), "")
         if not name:
@@ -83,8 +87,8 @@ def parse(data: Data, file: str, classes: Sequence[str] = ()) -> DraftFile:
             continue
         reader = _TaskReader(file, number, orders)
         if reader.read(task):
-            found.append((name, reader))
-    images = [(reader.draft(name), list(reader.problems)) for name, reader in found]
+            found.put(reader.kept(name))
+    images = _Images(found, orders)
     skeletons = {label: Skeleton(tuple(names)) for label, names in orders.items()}
     return DraftFile(images, of_file, (), skeletons)
 
@@ -108,7 +112,6 @@ class _TaskReader:
         self.problems = Problems(file)
         self._size = (0, 0)
         self._boxes: list[tuple[Box, dict[str, tuple[float, float, int]]]] = []
-        """Objects, and keypoints of theirs by name."""
         self._labels: list[str] = []
         self._captions: list[str] = []
 
@@ -140,19 +143,11 @@ class _TaskReader:
             self._take_point(region, parents.get(parent))
         return True
 
-    def draft(self, name: str) -> Draft:
-        """Return what was read, once the keypoints of all classes are known."""
-        boxes = []
-        for box, points in self._boxes:
-            extra = box.extra or NOTHING
-            if points:
-                order = self._orders[box.label]
-                each = [points.get(name, (0.0, 0.0, 0)) for name in order]
-                flat, visible = pack(value for point in each for value in point[:2]), bytes(point[2] for point in each)
-                extra = extra._replace(keypoints=Keypoints(flat, visible))
-            boxes.append(box._replace(extra=None if extra == NOTHING else extra))
+    def kept(self, name: str) -> _Kept:
+        """Return what was read."""
         labels, captions = tuple(dict.fromkeys(self._labels)), tuple(self._captions)
-        return Draft(self._file, name, *self._size, tuple(boxes), labels, self._number, captions)
+        draft = Draft(self._file, name, *self._size, (), labels, self._number, captions)
+        return draft, self._boxes, list(self.problems)
 
     def _chosen(self, task: Mapping[str, JSON]) -> tuple[Mapping[str, JSON] | None, float | None]:
         """Return the annotation or prediction that counts, and the score of a prediction."""
@@ -243,6 +238,35 @@ class _TaskReader:
         if found.keypoints is not None and _meta(region).get("visible") == 1:
             found = found._replace(keypoints=found.keypoints._replace(visible=b"\1"))
         return (width, height), found
+
+
+class _Images(Sequence[tuple[Draft, list[Problem]]]):
+    """The images of a file, now that the keypoints of all classes are known."""
+
+    def __init__(self, found: Aside[_Kept], orders: Mapping[str, Mapping[str, None]]) -> None:
+        self._found, self._orders = found, orders
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def __getitem__(self, number: Any) -> Any:
+        if number >= len(self):
+            raise IndexError(number)
+        return _finished(self._found.get(number), self._orders)
+
+
+def _finished(kept: _Kept, orders: Mapping[str, Mapping[str, None]]) -> tuple[Draft, list[Problem]]:
+    """Return what a task says, now that the keypoints of all classes are known."""
+    draft, objects, problems = kept
+    boxes = []
+    for box, points in objects:
+        extra = box.extra or NOTHING
+        if points:
+            each = [points.get(name, (0.0, 0.0, 0)) for name in orders[box.label]]
+            flat, visible = pack(value for point in each for value in point[:2]), bytes(point[2] for point in each)
+            extra = extra._replace(keypoints=Keypoints(flat, visible))
+        boxes.append(box._replace(extra=None if extra == NOTHING else extra))
+    return draft._replace(boxes=tuple(boxes)), problems
 
 
 def _usable(given: JSON) -> list[Mapping[str, JSON]]:
