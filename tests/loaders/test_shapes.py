@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import assume, given
 from PIL import Image
 from torch.utils.data import DataLoader
 
@@ -95,8 +95,9 @@ def test_shards_give_the_targets_of_their_snapshot(tmp_path: Path, settings: Set
 def test_shapes_in_shards_are_those_of_objects(extra: Extra):
     if isinstance(extra.outline, Mask):
         extra = extra._replace(outline=Mask(b"12", 3, 1))
-    said = json.loads(json.dumps(shapes_as_json(extra)))
-    again = shapes_of_json(said, 3, 1) or NOTHING
+    written = json.dumps(shapes_as_json(extra))
+    assume("NaN" not in written)  # there are many, and checked objects have none
+    again = shapes_of_json(json.loads(written), 3, 1) or NOTHING
     assert repr(again[:2]) == repr(extra[:2])
 
 
