@@ -1,16 +1,23 @@
-"""COCO polygons → YOLO labels for segmentation: `dsctl convert` against a naive script; and memory for a large set.
+"""COCO polygons → YOLO labels for segmentation: `dsctl convert` against a naive script, Datumaro, FiftyOne and
+Supervision; and memory for a large set.
 
 Ours starts from a snapshot of a folder. It opens every image for its size, checks every polygon, joins the rings of one
 object, and ends in a snapshot. "again" is a second conversion of the same snapshot, whose annotations the catalog has
 by then. The script writes labels only, to a tmpfs. All run in turn, each round in a fresh home; times are medians,
 memory the largest sum of the resident sets of all processes.
 
-Afterwards every label of one ring, of ours and of the script, is compared with the exact numbers. With `--large` the
+Peers do a tenth of it once, beside ours and the script: FiftyOne takes minutes for more, and Supervision makes a mask
+of the whole image of each polygon and keeps all in memory. FiftyOne's CPU time is without its database's. Datumaro
+writes boxes, as it has no YOLO segmentation.
+
+Afterwards every label of one ring, of ours and of the script, is compared with the exact numbers; of peers those are
+counted that are "exact". An object of several rings is one line or several. With `--large` the
 annotations of more images are indexed, and the largest sum of what all processes take (`Pss`, proc(5)) is told.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import random
@@ -27,8 +34,9 @@ from PIL import Image
 from benchmarks.coco_to_segment import FILE
 from benchmarks.coco_to_segment import __file__ as script
 from benchmarks.convert import AGAIN, HALF_A_DIGIT, NAIVE, OURS, snapshot_labels
-from benchmarks.harness import DSCTL, Home, ResultTable, Workspace, benchmark, ratio
+from benchmarks.harness import DSCTL, Home, ResultTable, Workspace, benchmark, foreign_environment, ratio
 from benchmarks.images import with_comment
+from benchmarks.peers import DATUMARO, FIFTYONE, SUPERVISION, PeerUnavailableError, programs_of
 from benchmarks.usage import CommandUsage, family, measured, memory_mib, middle
 
 WIDTH, HEIGHT = 640, 480
@@ -51,12 +59,13 @@ def main() -> None:
             home.close()
         title = f"COCO → YOLO labels for segmentation, {args.images:,} images, {args.polygons:,} polygons"
         report(title, runs)
+        compare_peers(work, args)
         if args.large:
             report_memory(work, args.many, round(args.many * 8.6))
 
 
 def one_round(home: Home, folder: Path, labels: dict[str, list[list[Ring]]]) -> Iterator[tuple[str, CommandUsage]]:
-    """Run each tool once; yield its name and what it cost. Peers go here, behind ours."""
+    """Run ours and the script once; yield the name and the cost."""
     out = Path(tempfile.mkdtemp(dir=home.ram_dir))
     yield NAIVE, measured([sys.executable, "-P", script, "naive", folder, out])
     check(labels, ((path.stem, path.read_text()) for path in out.iterdir()))
@@ -65,6 +74,49 @@ def one_round(home: Home, folder: Path, labels: dict[str, list[list[Ring]]]) -> 
         command = [DSCTL, "convert", "coco@latest", "--to", "yolo-segment", "--as", made]
         yield name, measured(command, env=home.env, beside=home.processes)
         check(labels, snapshot_labels(home, made))
+
+
+def compare_peers(work: Workspace, args: argparse.Namespace) -> None:
+    """Give a tenth to all tools, once, and print the table."""
+    folder, home = work.folder("tenth"), work.home("home-tenth")
+    labels = write_coco(folder, args.images // 10, args.polygons // 10)
+    home.snapshot("coco", folder)
+    runs = dict(one_round(home, folder, labels))
+    objects = sum(map(len, labels.values()))
+    single = sum(len(rings) == 1 for its in labels.values() for rings in its)
+    found = dict.fromkeys(runs, (objects, single))
+    for peer in (DATUMARO, FIFTYONE, SUPERVISION):
+        try:
+            python = programs_of(peer, args) / "python"
+        except PeerUnavailableError as exc:
+            print(f"{peer} was not measured: {exc}")
+            continue
+        out = Path(tempfile.mkdtemp(dir=home.ram_dir))
+        env = foreign_environment() | {"HOME": str(home.path), "FIFTYONE_DATABASE_DIR": str(home.path / "database")}
+        runs[str(peer)] = measured([python, "-P", script, peer.name, folder, out], env=env)
+        found[str(peer)] = count(labels, {path.stem: path.read_text() for path in out.rglob("0*.txt")})
+    title = f"A tenth of it in all tools: {objects:,} polygons, {single:,} of one ring"
+    table = ResultTable(title, "", "CPU s", "/ naive", "wall s", "peak MiB", "lines", "exact")
+    for name, usage in runs.items():
+        cost = (usage.cpu_s, ratio(usage.cpu_s, runs[NAIVE].cpu_s), usage.seconds, usage.peak_mib)
+        table.row(name, *cost, *(f"{number:,}" for number in found[name]))
+    table.print()
+
+
+def count(labels: dict[str, list[list[Ring]]], files: dict[str, str]) -> tuple[int, int]:
+    """Count the lines, and the objects of one ring that have all their points in one of them."""
+    lines = exact = 0
+    for name, objects in labels.items():
+        rows: dict[int, list[list[float]]] = {}
+        for line in files.get(name, "").splitlines():
+            values = list(map(float, line.split()[1:]))
+            rows.setdefault(len(values), []).append(values)
+            lines += 1
+        for ring, *more in objects:
+            right = [value / (HEIGHT if n % 2 else WIDTH) for n, value in enumerate(ring)]
+            near = (max(map(abs, map(float.__sub__, row, right))) <= HALF_A_DIGIT for row in rows.get(len(ring), ()))
+            exact += not more and any(near)
+    return lines, exact
 
 
 def write_coco(folder: Path, images: int, polygons: int) -> dict[str, list[list[Ring]]]:
