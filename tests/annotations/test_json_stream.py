@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -106,3 +108,36 @@ def test_what_is_no_json_is_an_error_with_its_line(data, line):
     with pytest.raises(AnnotationError) as caught:
         elements(data)
     assert (caught.value.code, caught.value.line) == ("json-broken", line)
+
+
+_IN_LITTLE_MEMORY = """
+import resource
+from datacache.annotations.formats import coco
+
+class Huge:
+    def __init__(self, head, count, tail):
+        self.head, self.count, self.tail = head, count, tail
+    def __len__(self):
+        return len(self.head) + self.count + len(self.tail)
+    def __getitem__(self, part):
+        start, stop, _ = part.indices(len(self))
+        a, b = len(self.head), len(self.head) + self.count
+        middle = b"1," * ((min(stop, b) - max(start, a)) // 2 + 1)
+        shift = (max(start, a) - a) % 2
+        return self.head[start:stop] + middle[shift:][: max(0, min(stop, b) - max(start, a))] + self.tail[
+            max(0, start - b) : max(0, stop - b)]
+
+box = b'{"image_id": 1, "category_id": 1, "bbox": [1, 1, 2, 2]'
+head = b'{"images": [{"id": 1, "file_name": "a.jpg"}], "annotations": [' + box + b'}, ' + box + b', "segmentation": [['
+size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (size + 200 * 2**20,) * 2)
+for count in (2 * 10**7, 2**31):
+    found = coco.parse(Huge(head, count, b'1]]}, ' + box + b'}]}'), "f")
+    print(len(found.images[0][0].boxes), [p.code for p in found.problems if p.action == "skipped"])
+"""
+
+
+def test_outlines_of_millions_of_points_take_little_memory_and_cost_no_other_object():
+    command = [sys.executable, "-c", _IN_LITTLE_MEMORY]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert done.stdout == "2 ['entry-malformed']\n1 ['entry-malformed']\n", done.stderr
