@@ -309,6 +309,43 @@ for text in [
 """
 
 
+SKELETON_OF_1000 = "".join(f'<points label="{n}" points="1,1"/>' for n in range(1000))
+
+
+@pytest.mark.parametrize(
+    "inner",
+    [
+        *(
+            f'<track label="a"><{shape}/><{shape.replace("0", "999999", 1)}/></track>'
+            for shape in ('box frame="0" xtl="1" ytl="2" xbr="3" ybr="4"', 'points frame="0" points="1,2"')
+        ),
+        f'<image name="a"><skeleton label="s">{SKELETON_OF_1000}</skeleton>'
+        + '<skeleton label="s"><points label="0" points="1,1"/></skeleton>' * 300
+        + "</image>",
+    ],
+)
+def test_few_bytes_do_not_make_millions_of_points(inner: str) -> None:
+    with pytest.raises(AnnotationError) as caught:
+        cvat.parse(document(inner), FILE)
+    assert caught.value.code == "file-too-large"
+
+
+def test_masks_of_a_file_are_looked_at_up_to_a_number_of_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cvat, "_MASK_PIXELS", 0)
+    mask = '<mask label="a" rle="0,810000" left="0" top="0" width="900" height="900"/>'
+    draft, problems = one(image(mask, mask, size='width="900" height="900"'))
+    assert (len(draft.boxes), problems) == (0, ["shape-too-large skipped"] * 2)
+
+
+@pytest.mark.parametrize("drawn", ['<line data-node-from="1" ', '<circle data-node-id="1" '])
+def test_a_drawing_without_an_end_takes_no_time(drawn: str) -> None:
+    svg = (drawn * 30_000).replace("<", "&lt;")
+    labels = f"<label><name>s</name><svg>{svg}</svg></label><label><name>p</name><parent>s</parent></label>"
+    found = cvat.parse(document("", f"<meta><task><labels>{labels}</labels></task></meta>"), FILE)
+    assert found.skeletons == {"s": Skeleton(("p",))}
+    assert list(cvat.subsets(b"<image " * 100_000)) == []
+
+
 def test_files_from_strangers_take_neither_memory_nor_time() -> None:
     done = subprocess.run([sys.executable, "-c", HOSTILE], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")

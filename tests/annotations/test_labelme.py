@@ -164,6 +164,7 @@ def test_a_size_that_is_none_is_noted() -> None:
         (b"[]", "not-labelme"),
         (b'{"shapes": {}}', "not-labelme"),
         (b" " * (labelme.MAX_TEXT_BYTES + 1), "file-too-large"),
+        (document(*[shape("mask", [[0, 0], [5000, 5000]], mask="")] * 6), "file-too-large"),
         (b'{"imageData": "' + b"A" * labelme.MAX_BYTES + b'"}', "file-too-large"),
     ],
 )

@@ -161,6 +161,13 @@ def test_the_smaller_of_two_masks_is_on_top_and_the_other_is_counted() -> None:
     assert write_masks(many, 3, 2, IDS)[2] == {*range(256)} - {253}
 
 
+def test_a_list_of_more_classes_than_numbers_is_read_up_to_them() -> None:
+    lines = "".join(f"c{n}:{n},{n},{'9' * 5000 if n == 3 else n}\n" for n in range(300))
+    classes = parse_label_map(lines.encode())
+    assert len(classes.names) == 256
+    assert read(png([[0, 7]], [v for n in range(256) for v in (n, n, n)]), None, classes=classes)[0][0][0] == "c7"
+
+
 def chunk(kind: bytes, data: bytes) -> bytes:
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 

@@ -23,6 +23,7 @@ from datacache.annotations.formats.cvat_shapes import (
     Attributes,
     CvatShape,
     box_of,
+    number_of,
     points_of,
     quoted,
     shape_between,
@@ -31,7 +32,7 @@ from datacache.annotations.formats.cvat_shapes import (
     text_of,
     unescaped,
 )
-from datacache.annotations.formats.geometry import MAX_POINTS, Geometry, ShapeError, around
+from datacache.annotations.formats.geometry import MAX_MASK_PIXELS, MAX_POINTS, Geometry, ShapeError, around
 from datacache.annotations.formats.json_stream import Data
 from datacache.annotations.formats.values import parse_number
 from datacache.annotations.model import Action, Annotation, Box, Draft, DraftFile, Problem, Problems, quote
@@ -42,12 +43,16 @@ MAX_TAG_BYTES: Final = 8 * 2**20
 MAX_DEPTH: Final = 100
 MAX_ELEMENTS: Final = 10_000_000
 MAX_FRAMES: Final = 1_000_000
+MAX_MADE: Final = 2**18
+"""Points that are made where the file has none: of a track between its shapes, and of keypoints that are not there."""
+_MASK_PIXELS, _MASK_PIXELS_A_BYTE = 2**28, 1024
+"""The pixels of all masks together, and those that each byte of the file adds: a row of a large mask is a few bytes."""
 _PIECE: Final = 2**20
 """Fed to expat at once: of an element that is not complete it looks at all bytes again each time."""
-_EDGE: Final = re.compile(r'<line\b[^>]*?\bdata-node-from="(\d+)"[^>]*?\bdata-node-to="(\d+)"')
-_NODE: Final = re.compile(r'<circle\b[^>]*?\bdata-node-id="(\d+)"[^>]*?\bdata-label-name="([^"]*)"')
+_DRAWN: Final = re.compile(r"<(?:line|circle)\b[^<>]*>")
+_DRAWN_DATA: Final = re.compile(r'\bdata-(node-from|node-to|node-id|label-name)="([^"]*)"')
 _FRAME: Final = re.compile(r"frame_\d{6,9}\.")
-_IMAGE: Final = re.compile(rb"<image\b[^>]*>")
+_IMAGE: Final = re.compile(rb"<image\b[^<>]*>")
 _GIVEN: Final = re.compile(rb'\b(name|subset)="([^"]*)"')
 
 
@@ -78,7 +83,8 @@ class _CvatReader:
         self._of_file = Problems(file)
         self._path: list[str] = []
         self._text: list[str] = []
-        self._elements = 0
+        self._elements = self._made = 0
+        self._pixels_left = 0.0
         self._images: list[tuple[Draft, list[Problem]]] = []
         self._frames: dict[int, tuple[list[Box], list[str], Problems]] = {}
         self._problems = self._of_file
@@ -108,6 +114,7 @@ class _CvatReader:
         parser.EndElementHandler = self._end
         parser.CharacterDataHandler = self._text.append
         parser.EntityDeclHandler = parser.SkippedEntityHandler = self._refuse_entity
+        self._pixels_left = _MASK_PIXELS + _MASK_PIXELS_A_BYTE * len(data)
         try:
             for at in range(0, len(data), _PIECE):
                 parser.Parse(bytes(data[at : at + _PIECE]), False)
@@ -199,8 +206,12 @@ class _CvatReader:
         found = {}
         for label, names in self._orders.items():
             places = {name: place for place, name in enumerate(names)}
-            nodes = {number: places.get(unescaped(name)) for number, name in _NODE.findall(drawn.get(label, ""))}
-            pairs = ((nodes.get(one), nodes.get(other)) for one, other in _EDGE.findall(drawn.get(label, "")))
+            elements = [dict(_DRAWN_DATA.findall(tag)) for tag in _DRAWN.findall(drawn.get(label, ""))]
+            nodes = {given.get("node-id"): places.get(unescaped(given.get("label-name", ""))) for given in elements}
+            ends = (
+                (given["node-from"], given["node-to"]) for given in elements if {"node-from", "node-to"} <= {*given}
+            )
+            pairs = ((nodes.get(one), nodes.get(other)) for one, other in ends)
             edges = tuple((one, other) for one, other in pairs if one is not None and other is not None)
             found[label] = Skeleton(tuple(names), edges)
         return found
@@ -246,15 +257,10 @@ class _CvatReader:
             if n + 1 == len(self._track):
                 break
             until, then = self._track[n + 1]
-            for between in range(frame + 1, until):
-                if between >= (self._size["size"] or until):
-                    break
-                made += 1
-                self._elements += 1
-                if self._elements > MAX_ELEMENTS:
-                    raise AnnotationError(
-                        f"the file has more than {MAX_ELEMENTS:,} elements", code="file-too-large", file=self._file
-                    )
+            missing = range(frame + 1, min(until, self._size["size"] or until))
+            made += len(missing)
+            self._make(len(missing) * (2 + shape.given.get("points", "").count(";") + len(shape.nodes)))
+            for between in missing:
                 self._take_at(between, shape_between(shape, then, (between - frame) / (until - frame)))
         if made:
             message = f"a track has no shape in {made:,} frame(s) between others; it is taken to move evenly there"
@@ -288,6 +294,8 @@ class _CvatReader:
             report("element-ignored", "noted", f"<{tag[:60]}> is passed over")
             return
         try:
+            if tag == "mask":
+                self._count_pixels(given)
             found = self._skeleton(label, shape.nodes) if read is None else read(given, self._image)
         except ShapeError as exc:
             report(exc.code, "skipped", f"the {tag} {quote(label)} {exc}; the object is left out")
@@ -300,6 +308,7 @@ class _CvatReader:
 
     def _skeleton(self, label: str, nodes: Sequence[Attributes]) -> Geometry:
         order = self._orders.setdefault(label, [])
+        self._make(max(len(order) - len(nodes), 0))
         known = set(order)
         for node in nodes:
             if node.get("label", "") not in known:
@@ -319,6 +328,19 @@ class _CvatReader:
         if not seen:
             raise ShapeError("box-missing", "has no keypoint that is there")
         return Geometry(around(seen, *size_of(self._image)), None, Keypoints(pack(points), bytes(visible)))
+
+    def _make(self, points: int) -> None:
+        """Count points that are made, before they are: few bytes can ask for millions."""
+        self._made += points
+        if self._made > MAX_MADE:
+            self._refuse("file-too-large", f"more than {MAX_MADE:,} points would have to be made that the file has not")
+
+    def _count_pixels(self, given: Attributes) -> None:
+        """Count the pixels of a mask before they are looked at."""
+        pixels = number_of(given, "width") * number_of(given, "height")
+        self._pixels_left -= pixels if 0 < pixels <= MAX_MASK_PIXELS else 0
+        if self._pixels_left < 0:
+            raise ShapeError("shape-too-large", "and those before it have more pixels than masks of such a file")
 
     def _refuse(self, code: str, message: str) -> NoReturn:
         raise AnnotationError(message, code=code, file=self._file, line=self._parser.CurrentLineNumber)

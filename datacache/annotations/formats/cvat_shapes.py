@@ -53,7 +53,7 @@ class CvatShape(NamedTuple):
     nodes: tuple[Attributes, ...] = ()
 
 
-def _number(given: Mapping[str, str], name: str) -> float:
+def number_of(given: Mapping[str, str], name: str) -> float:
     text = given.get(name)
     if text is None:
         raise ShapeError("box-missing", f"has no {name}")
@@ -89,8 +89,8 @@ def size_of(image: Mapping[str, str]) -> tuple[float, float]:
 
 
 def _read_box(given: Mapping[str, str], image: Mapping[str, str]) -> Geometry:
-    x1, y1, x2, y2 = (_number(given, side) for side in ("xtl", "ytl", "xbr", "ybr"))
-    degrees = _number(given, "rotation") if "rotation" in given else 0.0
+    x1, y1, x2, y2 = (number_of(given, side) for side in ("xtl", "ytl", "xbr", "ybr"))
+    degrees = number_of(given, "rotation") if "rotation" in given else 0.0
     if degrees % 360 == 0 or not math.isfinite(degrees):
         return Geometry((x1, y1, x2, y2))
     corners = pack(turned([(x1, y1), (x2, y1), (x2, y2), (x1, y2)], (x1 + x2) / 2, (y1 + y2) / 2, degrees))
@@ -112,14 +112,14 @@ def _read_polyline(given: Mapping[str, str], image: Mapping[str, str]) -> Geomet
 
 
 def _read_ellipse(given: Mapping[str, str], image: Mapping[str, str]) -> Geometry:
-    x, y, across, down = (_number(given, name) for name in ("cx", "cy", "rx", "ry"))
-    outline = ellipse(x, y, across, down, _number(given, "rotation") if "rotation" in given else 0.0)
+    x, y, across, down = (number_of(given, name) for name in ("cx", "cy", "rx", "ry"))
+    outline = ellipse(x, y, across, down, number_of(given, "rotation") if "rotation" in given else 0.0)
     return Geometry(inside(bounds(outline.points), *size_of(image)), outline)
 
 
 def _read_cuboid(given: Mapping[str, str], image: Mapping[str, str]) -> Geometry:
     names = [f"{down}{across}{face}" for down in "tb" for across in "lr" for face in "12"]
-    points = pack(_number(given, f"{axis}{name}") for name in names for axis in "xy")
+    points = pack(number_of(given, f"{axis}{name}") for name in names for axis in "xy")
     return Geometry(around(points, *size_of(image)))
 
 
@@ -128,8 +128,8 @@ def _read_mask(given: Mapping[str, str], image: Mapping[str, str]) -> Geometry:
 
     from datacache.annotations.shapes import mask as masks
 
-    left, top, width, height = (_number(given, name) for name in ("left", "top", "width", "height"))
-    whole = tuple(_number(image, side) for side in ("width", "height"))
+    left, top, width, height = (number_of(given, name) for name in ("left", "top", "width", "height"))
+    whole = tuple(number_of(image, side) for side in ("width", "height"))
     if not all(value.is_integer() for value in (left, top, width, height, *whole)):
         raise ShapeError("mask-broken", "has a place or a size that is no whole number")
     if not (0 <= left < left + width <= whole[0] and 0 <= top < top + height <= whole[1]):
@@ -176,7 +176,7 @@ def shape_between(shape: CvatShape, then: CvatShape, share: float) -> CvatShape:
     try:
         for name in _MOVING:
             if name in shape.given and name in then.given:
-                one, other = _number(shape.given, name), _number(then.given, name)
+                one, other = number_of(shape.given, name), number_of(then.given, name)
                 given[name] = repr(one + (other - one) * share)
         if "points" in shape.given:
             here, there = unpack(points_of(shape.given)), unpack(points_of(then.given))

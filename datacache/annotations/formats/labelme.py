@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from datacache.annotations.formats.geometry import (
+    MAX_MASK_PIXELS,
     MAX_POINTS,
     Geometry,
     ShapeError,
@@ -47,6 +48,8 @@ from datacache.core.errors import AnnotationError
 MAX_BYTES: Final = 48 * 2**20
 MAX_TEXT_BYTES: Final = 5 * 2**20
 """Without the image that a file may have in it. JSON of so many small lists is decoded in 0.6 s and 100 MiB."""
+MAX_MASKS_PIXELS: Final = 2**27
+"""Of all masks of an image together."""
 _IMAGE_DATA: Final = re.compile(rb'"imageData"\s*:\s*"[A-Za-z0-9+/=\\]*"')
 _OWN: Final = frozenset({"label", "points", "shape_type", "flags", "group_id", "description", "mask"})
 _FLAGS: Final = ("difficult", "truncated", "occluded")
@@ -65,6 +68,9 @@ def parse(data: bytes | memoryview, file: str) -> tuple[Draft, list[Problem]]:
     shapes = content.get("shapes") if isinstance(content, dict) else None
     if not isinstance(shapes, list):
         raise AnnotationError(f"{file} is no LabelMe file: it has no list of `shapes`", code="not-labelme", file=file)
+    if sum(map(_mask_pixels, shapes)) > MAX_MASKS_PIXELS:
+        message = f"the masks of the file have more than {MAX_MASKS_PIXELS:,} pixels together"
+        raise AnnotationError(message, code="file-too-large", file=file)
     path = content.get("imagePath")
     name = path.replace("\\", "/").rpartition("/")[2] if isinstance(path, str) else ""
     size = _pixels(content, "imageWidth", problems), _pixels(content, "imageHeight", problems)
@@ -210,6 +216,18 @@ def _read_circle(shape: Mapping[str, JSON], size: tuple[int, int]) -> Geometry:
     return Geometry(_inside(bounds(outline.points), size), outline)
 
 
+def _mask_pixels(shape: JSON) -> float:
+    """Return how many pixels of a shape are to be decoded."""
+    if not isinstance(shape, dict) or shape.get("shape_type") != "mask":
+        return 0.0
+    try:
+        left, top, last_x, last_y = unpack(_points(shape, 2))
+    except ShapeError:
+        return 0.0
+    pixels = (last_x - left + 1) * (last_y - top + 1)
+    return pixels if 0 < pixels <= MAX_MASK_PIXELS else 0.0
+
+
 def _read_mask(shape: Mapping[str, JSON], size: tuple[int, int]) -> Geometry:
     import numpy as np
 
@@ -223,13 +241,11 @@ def _read_mask(shape: Mapping[str, JSON], size: tuple[int, int]) -> Geometry:
     if not (0 <= left <= last_x < size[0] and 0 <= top <= last_y < size[1]):
         raise ShapeError("mask-size", "reaches beyond its image")
     try:
-        image = open_png(base64.b64decode(text, validate=True))
+        image = open_png(base64.b64decode(text, validate=True), (width, height))
     except binascii.Error:
         raise ShapeError("mask-broken", "has a mask that is no PNG") from None
     except ShapeError as exc:
         raise ShapeError(exc.code, f"has a mask that {exc}") from None
-    if image.size != (width, height):
-        raise ShapeError("mask-size", f"has a mask of {image.width} x {image.height} for {width} x {height}")
     pixels = np.asarray(image.convert("L")).astype(np.bool_)
     if np.count_nonzero(pixels[1:] != pixels[:-1]) > masks.MAX_COUNTS:
         raise ShapeError("shape-too-large", f"has a mask with more than {masks.MAX_COUNTS:,} runs")

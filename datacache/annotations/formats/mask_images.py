@@ -12,6 +12,7 @@ Sources: the VOC devkit, `VOCdevkit_doc.pdf` and `VOClabelcolormap.m`; openvinot
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -32,6 +33,7 @@ VOC_CLASSES: Final = (
 )
 # fmt: on
 VOID: Final = 255
+_CHANNEL: Final = re.compile(r"\d{1,3}")
 _PIXELS_AT_ONCE: Final = 2**20
 Values = Any  # NDArray[np.uint8], rows of the image
 Colour = tuple[int, int, int]
@@ -46,8 +48,8 @@ class MaskClasses(NamedTuple):
     """Of `names`, where a list says them."""
 
 
-def open_png(data: bytes | memoryview) -> PIL.Image.Image:
-    """Decode an image of masks. `ShapeError` for one that is no PNG, is damaged or is too large."""
+def open_png(data: bytes | memoryview, size: tuple[int, int] | None = None) -> PIL.Image.Image:
+    """Decode an image of masks. `ShapeError` for one that is no PNG, is damaged, too large or of another `size`."""
     import PIL.Image
 
     try:
@@ -56,6 +58,8 @@ def open_png(data: bytes | memoryview) -> PIL.Image.Image:
             raise ShapeError("mask-broken", "is no PNG" if header.format != "png" else "ends before its end")
         if header.width * header.height > MAX_MASK_PIXELS:
             raise ShapeError("shape-too-large", f"has more than {MAX_MASK_PIXELS:,} pixels")
+        if size is not None and (header.width, header.height) != size:
+            raise ShapeError("mask-size", f"has {header.width} x {header.height} pixels for {size[0]} x {size[1]}")
         image = PIL.Image.open(io.BytesIO(data), formats=("PNG",))
         image.load()
         return image
@@ -79,10 +83,10 @@ def parse_label_map(data: bytes) -> MaskClasses:
     names: list[str] = []
     colours: list[Colour] = []
     for line in (decode(data) or "").splitlines():
-        if not line.strip() or line.startswith("#") or len(names) > VOID:
+        if not line.strip() or line.startswith("#") or len(names) >= VOID:
             continue
         name, *more = line.rsplit(":", 3)
-        channels = [int(text) for text in more[0].split(",") if text.strip().isdecimal()] if more else []
+        channels = [int(text) for text in more[0].split(",") if _CHANNEL.fullmatch(text.strip())] if more else []
         red, green, blue = channels if len(channels) == 3 else usual[len(names) % len(usual)]
         names.append(name)
         colours.append((red, green, blue))
@@ -185,11 +189,16 @@ def _values(data: bytes | memoryview, colours: Sequence[Colour]) -> Values:
     if image.mode not in ("RGB", "RGBA"):
         raise ShapeError("mask-broken", f"has pixels of the kind {image.mode}, which are no numbers of objects")
     places = places or {colour: place for place, colour in enumerate(voc_colours())}
-    pixels = np.asarray(image.convert("RGB")).astype(np.uint32)
-    packed = (pixels[..., 0] << 16) | (pixels[..., 1] << 8) | pixels[..., 2]
-    shades, where = np.unique(packed, return_inverse=True)
-    known = [places.get((shade >> 16, shade >> 8 & 255, shade & 255), VOID) for shade in shades.tolist()]
-    return np.array(known, np.uint8)[where].reshape(packed.shape)
+    numbers = np.full(2**24, VOID, np.uint8)
+    for (red, green, blue), place in places.items():
+        if max(red, green, blue) < 256:
+            numbers[red << 16 | green << 8 | blue] = place
+    values, rows = np.empty((image.height, image.width), np.uint8), max(_PIXELS_AT_ONCE // image.width, 1)
+    for top in range(0, image.height, rows):
+        band = image.crop((0, top, image.width, min(top + rows, image.height)))
+        pixels = np.asarray(band.convert("RGB")).astype(np.uint32)
+        values[top : top + rows] = numbers[pixels[..., 0] << 16 | pixels[..., 1] << 8 | pixels[..., 2]]
+    return values
 
 
 def _masks(values: Values) -> dict[int, tuple[Mask, tuple[float, float, float, float]]]:
@@ -200,15 +209,18 @@ def _masks(values: Values) -> dict[int, tuple[Mask, tuple[float, float, float, f
 
     height, width = values.shape
     flat = values.T.ravel()
-    starts = np.append(0, np.flatnonzero(flat[1:] != flat[:-1]) + 1)
-    if len(starts) > masks.MAX_COUNTS:
+    changes = flat[1:] != flat[:-1]
+    if np.count_nonzero(changes) >= masks.MAX_COUNTS:
         raise ShapeError("shape-too-large", f"has more than {masks.MAX_COUNTS:,} runs of pixels")
-    ends, there = np.append(starts[1:], flat.size), flat[starts]
+    starts = np.append(0, np.flatnonzero(changes) + 1)
+    there = flat[starts]
+    order = np.argsort(there, kind="stable")
+    runs = np.stack((starts, np.append(starts[1:], flat.size)), 1)[order]
+    numbers, firsts = np.unique(there[order], return_index=True)
     found = {}
-    for value in np.unique(there).tolist():
+    for value, edges in zip(numbers.tolist(), np.split(runs.ravel(), firsts[1:] * 2), strict=True):
         if value in (0, VOID):
             continue
-        edges = np.stack((starts[there == value], ends[there == value]), 1).ravel()
         mask = masks.from_runs(np.diff(edges, prepend=0, append=flat.size), width, height)
         x1, y1, x2, y2 = masks.bounds(mask) or (0, 0, 0, 0)
         found[value] = mask, (float(x1), float(y1), float(x2), float(y2))
