@@ -225,7 +225,7 @@ PROBLEMS: Final[dict[str, str]] = {
     "image-by-name": "An image has the name that an annotation gives, but lies in another folder",
     "annotation-without-image": "An annotation fits no image",
     "objects-lost": "None of the objects of an image can be used",
-    "image-unannotated": "An image has no annotation",
+    "image-unannotated": "An image has no annotation, or none of what the format holds",
     "image-renamed": "Two images would have the same name in the result: they differ in extension or folder only",
     "split-repeated": "An image is listed in several splits",
     "not-in-split": "An image is in none of the lists of splits",

@@ -60,7 +60,7 @@ class Statistics:
     truncated: int
     occluded: int
     shapes: Mapping[str, int]
-    """Objects with each kind of outline, points of polygons and turned boxes, and keypoints (`SHAPED`)."""
+    """Objects with each kind of outline, points of polygons and rotated boxes, and keypoints (`SHAPED`)."""
     classes: Sequence[ClassCount]
     """The most frequent first."""
     boxes_per_image: Mapping[int, int]

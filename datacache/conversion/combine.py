@@ -20,6 +20,7 @@ from datacache.annotations.table.table import LabelCount, Table
 from datacache.catalog.base import Catalog
 from datacache.conversion.index import Annotations, Progress, Reading, with_entries
 from datacache.conversion.model import Splits
+from datacache.core.counters import count
 from datacache.core.errors import UsageError
 from datacache.manifest.model import Entry, Source
 from datacache.reader.snapshot import Snapshot
@@ -103,13 +104,16 @@ class Inputs:
         """Return the skeletons of classes, as `rename` calls them. `UsageError` where one would have two."""
         found: dict[str, Skeleton] = {}
         for label, skeleton in chain.from_iterable(table.skeletons.items() for table in self.tables):
-            known = found.setdefault(rename.get(label, label), skeleton)
-            if known[:2] != skeleton[:2]:
+            name = rename.get(label, label)
+            known = found.get(name, skeleton)
+            joins, flip = known.edges or skeleton.edges, known.flip or skeleton.flip
+            if known.names != skeleton.names or joins != (skeleton.edges or joins):
                 raise UsageError(
-                    f"the class {rename.get(label, label)!r} would have two skeletons: {', '.join(known.names)}; and "
-                    f"{', '.join(skeleton.names)}",
-                    hint="Let one of the classes keep a name of its own.",
+                    f"the class {name!r} would have two skeletons: {', '.join(known.names)}; and "
+                    f"{', '.join(skeleton.names)}{', joined otherwise' * (known.names == skeleton.names)}",
+                    hint="Give one of the classes a name of its own: dsctl convert REF --map OLD=NEW.",
                 )
+            found[name] = known._replace(edges=joins, flip=flip)
         return found
 
     def supercategories(self, rename: Mapping[str, str]) -> dict[str, str]:
@@ -144,7 +148,7 @@ class Inputs:
                 found = [row.annotation, *(annotation for _, annotation in others)]
                 yield Found(row, at, entered, found, splits, snapshot.record.dataset if several else "")
             for first, paths in repeats.items():
-                message = f"{len(paths):,} image(s), this one first, are in {first}, too: each is there once"
+                message = f"{first} has {count(len(paths), 'image')} too, this one first: each is there once"
                 problems.append(
                     Problem("image-repeated", "noted", f"{snapshot.record.ref}/{paths[0]}", 0, message),
                 )

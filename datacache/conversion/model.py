@@ -78,12 +78,12 @@ class Report:
     """Split → images."""
     problems: list[Problem] = field(default_factory=list)
 
-    def count(self, image: Image) -> None:
-        """Count an image of the result."""
+    def count(self, image: Image, *, of_objects: bool) -> None:
+        """Count an image of the result, in a format of objects or of labels of images."""
         boxes = image.annotation.boxes
         self.written += 1
         self.boxes += len(boxes)
-        if image.annotated and not boxes:
+        if of_objects and image.annotated and not boxes:
             self.emptied += bool(image.objects)
             self.empty += not image.objects
         self.classes.update([box.label for box in boxes])

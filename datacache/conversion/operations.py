@@ -357,7 +357,8 @@ def carry(
             message = f"the box {box.label!r} {left}{limit}: it was left out"
             problems.append(Problem("box-cropped-away", "skipped", file, box.line, message))
     if hidden:
-        message = f"{hidden:,} keypoint(s) lie outside of what a crop leaves; they are marked as not there"
+        what = "1 keypoint lies" if hidden == 1 else f"{hidden:,} keypoints lie"
+        message = f"{annotation.path}: {what} outside of what a crop leaves: marked as not there"
         problems.append(Problem("keypoint-outside", "noted", file, 0, message))
     for label, count in unflipped.items():
         if count:

@@ -39,6 +39,7 @@ Progress = Callable[[str, int, int], None]
 _SHOWN = 10
 _IMAGE_FOLDERS = frozenset({"jpegimages", "images", "obj_train_data"})
 _UNANNOTATED_HINT = "--keep-unannotated takes images that have no annotation."
+_LABELS_HINT = "The format has labels of whole images alone. Choose one that has objects: --to yolo, for one."
 _BARE_HINT = (
     "It has images and no annotations of objects. Where each folder is a class, no conversion is needed: "
     "SnapshotDataset(REF) and dsctl shard --classes-from-folders take the folders as labels, and --format folders "
@@ -150,10 +151,11 @@ def run(
         _expect_none_wrong(inputs, report)
     report.problems.sort(key=lambda problem: (problem.file, problem.line))
     if not report.written:
+        bare = inputs.tables[0].meta.get("format") in ("none", "folders")
         raise ConversionError(
             f"no image of {inputs.named} is left to write; nothing was made",
             problems=report.problems,
-            hint=_BARE_HINT if inputs.tables[0].meta.get("format") in ("none", "folders") else _UNANNOTATED_HINT,
+            hint=_BARE_HINT if bare else _UNANNOTATED_HINT if target.of_objects else _LABELS_HINT,
         )
     record = commit_manifest(
         catalog,
@@ -231,7 +233,9 @@ def _images(
             annotated = any(each.labels or (captioned and each.captions) for each in found)
         if not annotated:
             kept = plan.keep_unannotated
-            message = f"{row.path} has no annotation; it is {'kept as a background image' if kept else 'left out'}"
+            said = any(each.boxes or each.labels or each.captions for each in found)
+            lacks = "annotation" if not said else "objects" if target.of_objects else "label of the whole image"
+            message = f"{row.path} has no {lacks}; it is {'kept as a background image' if kept else 'left out'}"
             report.problems.append(Problem("image-unannotated", "noted" if kept else "skipped", row.path, 0, message))
             if not kept:
                 continue
@@ -315,7 +319,7 @@ def _write(
         for name, data in own:
             yield from files.add(name, data, entry.mtime_ns)
         newest = max(newest, entry.mtime_ns)
-        report.count(image)
+        report.count(image, of_objects=target.of_objects)
         progress("writing", report.written, max(report.written, report.images))  # tiles are more than their images
     for name, data in target.finish():
         yield from files.add(name, data, newest)
@@ -324,7 +328,7 @@ def _write(
 
 def _empty_splits(names: Sequence[str], report: Report, to: str) -> Iterator[Problem]:
     used = next((name for name in names if report.splits[name]), "")
-    for name in names:
+    for name in names if used else ():
         if not report.splits[name]:
             more = (
                 f"; data.yaml has the images of {used} for it"

@@ -19,6 +19,8 @@ from datacache.annotations.table.table import Table
 from datacache.conversion.combine import own_target
 from datacache.conversion.index import Annotations, with_entries
 from datacache.conversion.model import Splits
+from datacache.core.counters import count
+from datacache.core.errors import UsageError
 from datacache.reader.snapshot import Snapshot
 
 NEAR: Final = 0.9
@@ -106,8 +108,8 @@ class Mending:
         for label in sorted(lines.keys() & self.spellings.keys() - self._said):
             self._said.add(label)
             total, most = self._totals[label], self.spellings[label]
-            message = f"the class {quote(label)} ({total.boxes:,} objects, {total.images:,} images) is written "
-            message += f"{quote(most)} elsewhere ({self._totals[most].boxes:,} objects)"
+            message = f"the class {quote(label)} ({count(total.boxes, 'object')}, {count(total.images, 'image')}) is "
+            message += f"written {quote(most)} elsewhere ({count(self._totals[most].boxes, 'object')})"
             if self._fix:
                 message += ", and is now so everywhere"
             problems.append(Problem("class-spelling", self._action, file, lines[label], message))
@@ -141,6 +143,8 @@ def find(snapshot: Snapshot, annotations: Annotations, table: Table, predictions
 def own_format(table: Table) -> str:
     """Return the name that `--to` has for the format of the annotations, that of a video where there are tracks.
     `UsageError` where there are none."""
+    if table.meta.get("format", "none") == "none":
+        raise UsageError("there are no annotations to mend", hint="dsctl convert --keep-unannotated takes such images.")
     extras = (box.extra for row in table.rows() if row.annotation for box in row.annotation.boxes if box.extra)
     format = own_target([table])
     return "cvat-video" if format == "cvat" and any(extra.track >= 0 for extra in extras) else format

@@ -130,12 +130,13 @@ def show_conversion(app: App, done: api.Conversion, report: Path | None = None) 
         _write(report, shown)
     app.out.result(shown, summary(shown["snapshot"]))
     counts = done.report
-    app.out.line(f"images    {counts.written:,} of {counts.images:,}" + _listed(counts.splits))
+    of = "of" if counts.written <= counts.images else "from"  # tiles
+    app.out.line(f"images    {counts.written:,} {of} {counts.images:,}" + _listed(counts.splits))
     app.out.line(f"boxes     {counts.boxes:,}" + _listed(counts.classes))
     if counts.empty:
-        app.out.line(f"empty     {counts.empty:,} images have an annotation without objects: an empty label file")
+        app.out.line(f"empty     {counts.empty:,} images have an annotation without objects")
     if counts.emptied:
-        left = "had objects, and what was asked for left none: an empty label file"
+        left = "had objects, and what was asked for left none"
         app.out.line(f"emptied   {counts.emptied:,} images {left}")
     if counts.difficult_left_out:
         app.out.line(f"left out  {counts.difficult_left_out:,} difficult objects")
@@ -155,16 +156,22 @@ def renaming(given: Sequence[str]) -> dict[str, str]:
 
 
 def _show_problems(app: App, problems: Sequence[api.AnnotationProblem], report: Path | None) -> None:
-    """Print what was wrong: a line each, the first of them; nothing where all was well."""
+    """Print what was wrong: a line each, the first of each code; nothing where all was well."""
     if not problems:
         return
     app.out.line(f"problems  {counted_problems(Counter(problem.action for problem in problems))}")
-    order = ("skipped", "changed", "repaired", "noted")
-    for problem in sorted(problems, key=lambda problem: order.index(problem.action))[:_SHOWN]:
-        app.out.line(f"  {problem.action:8}  {problem.code:18}  {place(problem)}  {printable(problem.message)}")
+    order, times, ranked = ("skipped", "changed", "repaired", "noted"), Counter[str](), []
+    for number, problem in enumerate(problems):
+        times[problem.code] += 1
+        ranked.append((times[problem.code], order.index(problem.action), number, problem))
+    width = max(18, *map(len, times))
+    ranked.sort()  # one of each code, before a second of any
+    for *_, problem in sorted(ranked[:_SHOWN], key=lambda each: each[1:3]):
+        app.out.line(f"  {problem.action:8}  {problem.code:{width}}  {place(problem)}  {printable(problem.message)}")
     if len(problems) > _SHOWN:
         where = f"all are in {report}" if report is not None else "--report FILE or --json lists all"
-        app.out.line(f"  … and {len(problems) - _SHOWN:,} more: {where}")
+        rest = Counter(problem.code for *_, problem in ranked[_SHOWN:])
+        app.out.line(f"  … and {rest.total():,} more{_listed(rest)}; {where}")
 
 
 def place(problem: api.AnnotationProblem) -> str:

@@ -24,7 +24,7 @@ from dataset_cli.commands.convert import place, show_conversion
 from dataset_cli.output import Progress, printable, write_file
 
 _BAR, _CLASSES, _SIZES, _COUNTS = 24, 50, 8, 12
-_SHAPES = {"rotated": "turned boxes", "vertices": "points of polygons and turned boxes"}
+_SHAPES = {"rotated": "rotated boxes", "vertices": "points of polygons and rotated boxes"}
 
 
 @command()
@@ -78,6 +78,8 @@ def stats(
             found = api.problems(ref, predictions=predictions, settings=app.settings, progress=_shown_on(bar), **how)
         app.out.result({"ref": ref, "problems": [problem._asdict() for problem in found]})
         app.out.lines(f"{place(problem)}  {problem.code}  {printable(problem.message)}" for problem in found)
+        if not found:
+            app.out.line("no problems")
         return
     format = picture.suffix.lower().removeprefix(".") if picture is not None else ""
     if picture is not None and format not in api.PLOT_FORMATS:

@@ -137,6 +137,14 @@ def test_a_difficult_box_is_dashed():
     assert edge[12] == COLOURS["mask"]
 
 
+@pytest.mark.parametrize("outline", [WITH_HOLE, Rotated(pack(SQUARE))])
+def test_the_outline_of_a_difficult_object_is_dashed(outline):
+    annotation = note(400, 300, box("mask", 90, 90, 300, 200, difficult=True)._replace(extra=Extra(outline)))
+    tile = at_tile(preview([Picture("a.jpg", photo(), annotation)], colours=COLOURS, tile=(400, 300)))
+    for edge in ([(x, 178) for x in range(103, 197)], [(101, y) for y in range(103, 177)]):
+        assert {tile.getpixel(place) for place in edge} == {COLOURS["mask"], DARK}
+
+
 def test_boxes_of_before_are_thin_and_grey_and_below_those_of_today():
     before = note(400, 300, box("mask", 40, 100, 90, 180), box("mask", 100, 100, 200, 180))
     now = note(400, 300, box("bare", 100, 100, 200, 180))

@@ -240,6 +240,15 @@ def test_a_merge_prints_what_a_conversion_does(faces: Path, dsctl: Dsctl) -> Non
     assert "images    10 of 19\n" in done.out
 
 
+def test_every_kind_of_problem_is_among_the_first_and_the_rest_is_counted(faces: Path, dsctl: Dsctl) -> None:
+    for n in range(30):
+        (faces / "JPEGImages" / f"a{n:02}.jpg").write_bytes(b"")
+    assert dsctl("snapshot", "create", "faces", "--from", faces, "--tag", "v2").code == 0
+    lines = dsctl("convert", "faces@v2", "--to", "yolo", "--as", "y", "--split", "none").out.splitlines()
+    assert {line.split()[1] for line in lines[4:-1]} == {"box-empty", "image-broken", "image-unannotated"}
+    assert lines[-1] == "  … and 12 more: image-broken 12; --report FILE or --json lists all"
+
+
 def test_dedupe_prints_what_it_left_out_and_sample_makes_a_small_one(faces: Path, dsctl: Dsctl) -> None:
     images = faces / "JPEGImages"
     (images / "000009.jpg").write_bytes((images / "000010.jpg").read_bytes())

@@ -181,7 +181,7 @@ def test_problems_are_listed_with_their_places_and_mended(tmp_path: Path, dsctl:
     write(folder, "2", "Mask", "mask")
     assert dsctl("snapshot", "create", "faces", "--from", folder).code == 0
     (line,) = dsctl("stats", "faces", "--problems").out.splitlines()
-    message = "the class 'Mask' (1 objects, 1 images) is written 'mask' elsewhere (2 objects)"
+    message = "the class 'Mask' (1 object, 1 image) is written 'mask' elsewhere (2 objects)"
     assert line == f"Annotations/2.xml:3  class-spelling  {message}"
     listed = dsctl("stats", "faces", "--problems", "--json").json
     assert listed["ref"].startswith("faces@")
@@ -191,7 +191,7 @@ def test_problems_are_listed_with_their_places_and_mended(tmp_path: Path, dsctl:
     done = dsctl("stats", "faces", "--fix", "--as", "mended", "--tag", "v1")
     assert (done.code, done.err) == (0, "")
     assert f"  repaired  class-spelling      Annotations/2.xml:3  {message}, and is now so everywhere" in done.out
-    assert dsctl("stats", "mended@v1", "--problems").out == ""
+    assert dsctl("stats", "mended@v1", "--problems").out == "no problems\n"
     for refused in (["--fix"], ["--as", "x"], ["--predictions", "faces"], ["--fix", "--as", "x", "--predictions", "y"]):
         assert dsctl("stats", "faces", *refused).code == 2
 

@@ -136,3 +136,22 @@ def test_what_folders_cannot_hold_is_counted(
     assert done.report.boxes == 0
     with pytest.raises(ConversionError, match="strict"):
         convert(ref, "folders", strict=True, keep_unannotated=True)
+
+
+@pytest.mark.parametrize(
+    ("given", "to", "lacks", "hint"),
+    [
+        ({"a__txt": "0 0.5 0.5 0.2 0.2\n"}, "folders", "label of the whole image", "--to yolo"),
+        ({"metadata__jsonl": '{"file_name": "a.jpg", "label": "night"}'}, "yolo", "objects", "--keep-unannotated"),
+    ],
+)
+def test_an_image_without_what_the_format_holds_is_not_said_to_have_no_annotation(
+    images: Callable[..., str], convert: Convert, given: dict[str, str], to: str, lacks: str, hint: str
+) -> None:
+    ref = images("a.jpg", **given, obj__names="face\n", train__txt="a.jpg\n")
+    with pytest.raises(ConversionError, match="no image") as error:
+        convert(ref, to)
+    assert [problem.message for problem in error.value.problems if problem.code != "classes-missing"] == [
+        f"a.jpg has no {lacks}; it is left out"
+    ]
+    assert hint in error.value.hint

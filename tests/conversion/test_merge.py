@@ -167,3 +167,26 @@ def test_images_are_the_same_by_their_bytes_wherever_they_lie(
         found = ImageContents([one, two])
         assert sorted(found.groups()) == [[(0, 0), (0, 2), (1, 0), (1, 2)], [(0, 1), (1, 1)], [(0, 3), (1, 3)]]
         assert found.same(1, 1) == [(0, 1), (1, 1)]
+
+
+def test_skeletons_of_the_same_points_are_one_and_others_are_refused(
+    tmp_path: Path, make: Callable[..., str], merge: Merge, files: Files
+) -> None:
+    def posed(name: str, points: str, **skeleton: object) -> str:
+        folder = tmp_path / name
+        folder.mkdir()
+        Image.new("RGB", (64, 48), (len(name), 99, 200)).save(folder / f"{name}.bmp")
+        object = {"id": 1, "image_id": 1, "category_id": 1, "bbox": [1, 1, 9, 9], "keypoints": [2, 2, 2, 5, 5, 2]}
+        whole = {
+            "images": [{"id": 1, "file_name": f"{name}.bmp", "width": 64, "height": 48}],
+            "categories": [{"id": 1, "name": "cat", "keypoints": [*points], **skeleton}],
+            "annotations": [object],
+        }
+        (folder / "instances.json").write_text(json.dumps(whole))
+        return make(folder, name)
+
+    loose, joined = posed("a", "hd"), posed("ab", "hd", skeleton=[[1, 2]])
+    (text,) = (data for path, data in files(merge(loose, joined).record.ref).items() if path.endswith(".json"))
+    assert json.loads(text)["categories"][0]["skeleton"] == [[1, 2]]
+    with pytest.raises(UsageError, match="two skeletons: h, d; and h, t"):
+        merge(joined, posed("abc", "ht"), name="others")

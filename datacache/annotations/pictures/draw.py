@@ -73,7 +73,7 @@ def draw_boxes(
         scale = image.width / (annotation.width or 1), image.height / (annotation.height or 1)
         largest_first = sorted(new, key=lambda box: (box.x1 - box.x2) * (box.y2 - box.y1))
         for box in largest_first:
-            line, extra = Stroke(colours[box.label], DARK, width), box.extra or NOTHING
+            line, extra = Stroke(colours[box.label], DARK, width, box.difficult), box.extra or NOTHING
             if extra.outline is not None:
                 draw_outline(image, extra.outline, scale, line)
             else:

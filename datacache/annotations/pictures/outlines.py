@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from datacache.annotations.pictures.draw import RGB
 
 _SEEN_THROUGH = 0.35
+_DASH = 6
 _BEYOND = 3
 """Pixels around an area, for its line."""
 
@@ -40,6 +41,7 @@ class Stroke(NamedTuple):
     colour: RGB
     dark: RGB
     width: int
+    dashed: bool = False
 
 
 Scale = tuple[float, float]
@@ -63,7 +65,11 @@ def draw_outline(image: Image, outline: Outline, scale: Scale, line: Stroke) -> 
     inside = area.filter(ImageFilter.MinFilter(2 * line.width + 1))
     image.paste(line.colour, (left, top), inside.point(lambda value: round(value * _SEEN_THROUGH)))
     image.paste(line.dark, (left, top), ImageChops.subtract(area.filter(ImageFilter.MaxFilter(3)), area))
-    image.paste(line.colour, (left, top), ImageChops.subtract(area, inside))
+    edge = ImageChops.subtract(area, inside)
+    if line.dashed:
+        image.paste(line.dark, (left, top), edge)
+        edge = ImageChops.multiply(edge, _stripes(edge.size))
+    image.paste(line.colour, (left, top), edge)
 
 
 def draw_keypoints(pen: ImageDraw, keypoints: Keypoints, skeleton: Skeleton | None, scale: Scale, line: Stroke) -> None:
@@ -84,6 +90,17 @@ def draw_keypoints(pen: ImageDraw, keypoints: Keypoints, skeleton: Skeleton | No
         for ink, radius in ((line.dark, line.width + 2), (line.colour, line.width + 1), (line.dark, hidden and 1)):
             if radius:
                 pen.ellipse((x - radius, y - radius, x + radius, y + radius), fill=ink)
+
+
+def _stripes(size: tuple[int, int]) -> Image:
+    """Return slanting stripes, which leave dashes of a line."""
+    from PIL import Image, ImageDraw
+
+    stripes, (width, height) = Image.new("L", size), size
+    pen = ImageDraw.Draw(stripes)
+    for x in range(-height, width, 2 * _DASH):
+        pen.line((x, 0, x + height // 2, height), fill=255, width=_DASH)
+    return stripes
 
 
 def _around(outline: Outline) -> Edges | None:
