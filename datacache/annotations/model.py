@@ -194,7 +194,7 @@ PROBLEMS: Final[dict[str, str]] = {
     "track-interpolated": "A track has no shape in frames between others",
     # Outlines and keypoints.
     "shape-malformed": "An outline is no list of points",
-    "shape-too-large": "An outline has more points than any object's",
+    "shape-too-large": "An outline has more points than any object's, or lines that overlap too often",
     "shape-not-finite": "A point of an outline or a keypoint is `nan` or infinite",
     "polygon-empty": "An outline has no area, or none inside its image",
     "polygon-crossing": "The lines of an outline cross each other",

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 
 from datacache.annotations.check import check
 from datacache.annotations.image_header import ImageHeader
 from datacache.annotations.model import Box, Draft
+from datacache.annotations.shapes.clip import clip
 from datacache.annotations.shapes.mask import from_runs
 from datacache.annotations.shapes.outline import Extra, Keypoints, Polygon, Rotated, bounds, pack
 
@@ -52,6 +54,17 @@ def test_what_is_right_is_kept_as_it_is(extra: Extra) -> None:
 def test_what_cannot_be_meant_is_left_out_and_the_object_stays(extra: Extra, code: str) -> None:
     assert checked(extra) == (None, [(code, "repaired")])
     assert checked(extra._replace(track=2, area=3.5))[0] == Extra(track=2, area=None if extra.outline else 3.5)
+
+
+def test_lines_that_cross_again_and_again_are_left_out_before_anybody_computes_with_them() -> None:
+    """Shapely would need minutes for 1,000 points at random, and gigabytes for more."""
+    points = np.random.default_rng(7).random((100_000, 2)) * (10, 8)
+    tangled = Polygon(points.tobytes())
+    assert checked(Extra(tangled), 0, 0, 10, 8) == (None, [("shape-too-large", "repaired")])
+    assert clip(tangled, (0.0, 0.0, 5.0, 8.0)) is None  # moved, and cut by a crop
+    angles = np.linspace(0, 2 * np.pi, 50_000, endpoint=False)
+    circle = Extra(Polygon(np.stack((5 + 4 * np.cos(angles), 4 + 4 * np.sin(angles)), 1).tobytes()))
+    assert checked(circle, 1, 0, 9, 8) == (circle, [])
 
 
 def test_an_outline_is_cut_at_the_edge_of_its_image() -> None:

@@ -19,6 +19,7 @@ from shapely.geometry.base import BaseGeometry
 
 from datacache.annotations.shapes import mask as masks
 from datacache.annotations.shapes.outline import (
+    POINT_BYTES,
     Edges,
     Extra,
     Keypoints,
@@ -45,6 +46,11 @@ _OTHER_SIDE = {
 _LEAST_AREA = 1e-6
 """Of a ring in square pixels: what is below is rounding where a line was cut."""
 
+_FEW_POINTS = 200
+"""Are computed with in a second, however their lines run."""
+_MOST_PAIRS = 20_000
+"""Of lines whose boxes overlap, besides some neighbours of each: 200 points at random have as many. Time and memory of
+all that is computed with a polygon grow with them."""
 _CROSSED = 1e-4
 """The part of an area by which it is another where lines cross, and not only touch or are rounded."""
 
@@ -133,8 +139,25 @@ def clip(polygon: Polygon, window: Edges) -> Polygon | None:
         return polygon
     if not (x1 < right and left < x2 and y1 < bottom and top < y2):  # also where a number is not finite
         return None
+    if is_tangled(polygon):
+        return None
     areas = shapely.union_all([_valid(group) for group in _groups(polygon)])
     return _polygon_of([shapely.intersection(areas, shapely.box(*window))])
+
+
+def is_tangled(polygon: Polygon) -> bool:
+    """Tell whether lines run over one another so often that computing with the polygon takes too long."""
+    if len(polygon.points) <= _FEW_POINTS * POINT_BYTES:
+        return False
+    ends = [np.stack((ring, np.roll(ring, -1, 0)), 1) for ring in (_array(points) for points, _ in rings(polygon))]
+    lines = shapely.linestrings(np.concatenate(ends))
+    tree = shapely.STRtree(lines)
+    left = _MOST_PAIRS + 8 * len(lines)
+    for at in range(0, len(lines), 8):
+        left -= tree.query(lines[at : at + 8]).shape[1]
+        if left < 0:
+            return True
+    return False
 
 
 def uncrossed(polygon: Polygon) -> Polygon | None:
