@@ -1,7 +1,7 @@
 """Values on disk that are asked for by number: a million drafts are no gigabytes of memory.
 
-Used by readers of files about many images, and by the annotation index, which gives the bytes to its worker processes.
-One thread.
+Used by readers and writers of files about many images, and by the annotation index, which gives the bytes to its worker
+processes. One thread.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import os
 import pickle
 import tempfile
 from array import array
+from collections.abc import Iterator
 from typing import Final, Generic, TypeVar
 
 T = TypeVar("T")
@@ -27,6 +28,9 @@ class Aside(Generic[T]):
 
     def __len__(self) -> int:
         return len(self._ends) - 1
+
+    def __iter__(self) -> Iterator[T]:
+        return map(self.get, range(len(self)))
 
     def put(self, value: T) -> int:
         """Keep a value; return its number, from 0."""

@@ -1,20 +1,17 @@
-"""The base of what writes a format, and a list on disk. See the package for the layouts."""
+"""The base of what writes a format. See the package for the layouts."""
 
 from __future__ import annotations
 
-import pickle
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import IO, Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
+from datacache.annotations.aside import Aside
 from datacache.annotations.formats import metadata
 from datacache.annotations.model import Annotation, Problem
 from datacache.annotations.pairing import split_of_name
 from datacache.annotations.shapes.outline import Skeleton
 
-_AT_A_TIME = 200
-T = TypeVar("T")
 File = tuple[str, bytes]
 
 
@@ -52,9 +49,9 @@ class Target:
         self._about = about
         self._classes, self._splits = about.classes, about.splits
         self._ids = {name: number for number, name in enumerate(about.classes)}
-        self._kept = Spool[tuple[str, Any]]()
+        self._kept = Aside[tuple[str, Any]]()
         """The split of each image and what `finish` needs of it."""
-        self._of_images = Spool[Annotation]()
+        self._of_images = Aside[Annotation]()
         """What is said of whole images, as far as the format cannot hold it."""
 
     def relative(self, relative: str, split: str, labels: Sequence[str]) -> str:
@@ -71,7 +68,7 @@ class Target:
         labels = () if "labels" in self.holds else annotation.labels
         captions = () if "captions" in self.holds else annotation.captions
         if labels or captions:
-            self._of_images.append(annotation._replace(boxes=(), labels=labels, captions=captions))
+            self._of_images.put(annotation._replace(boxes=(), labels=labels, captions=captions))
         return self._add(annotation, split, annotated)
 
     def finish(self) -> Iterator[File]:
@@ -91,36 +88,6 @@ class Target:
         """Yield each split (without splits: '') and what was kept of its images."""
         for split in self._splits or ("",):
             yield split, (kept for of, kept in self._kept if of == split)
-
-
-class Spool(Generic[T]):
-    """A list on disk (an unnamed file under `TMPDIR`) that can be read again and again: a million annotations are no
-    gigabytes of memory. One thread."""
-
-    def __init__(self) -> None:
-        self._file: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - gone with this object
-        self._part: list[T] = []
-
-    def append(self, item: T) -> None:
-        """Add at the end."""
-        self._part.append(item)
-        if len(self._part) >= _AT_A_TIME:
-            self._flush()
-
-    def __iter__(self) -> Iterator[T]:
-        if self._part:
-            self._flush()
-        at, end = 0, self._file.seek(0, 2)
-        while at < end:
-            self._file.seek(at)
-            part: list[T] = pickle.load(self._file)  # noqa: S301 - our own unnamed file
-            at = self._file.tell()
-            yield from part
-
-    def _flush(self) -> None:
-        self._file.seek(0, 2)
-        pickle.dump(self._part, self._file, pickle.HIGHEST_PROTOCOL)
-        self._part = []
 
 
 def lines(names: Iterable[str]) -> bytes:

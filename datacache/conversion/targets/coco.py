@@ -19,7 +19,7 @@ class Coco(Target):
     def _add(self, annotation: Annotation, split: str, annotated: bool) -> tuple[Sequence[File], Sequence[Problem]]:
         # A file name in COCO is relative to the folder of its split's images.
         name = annotation.path.removeprefix(self.image_path("", split))
-        self._kept.append((split, annotation._replace(path=name)))
+        self._kept.put((split, annotation._replace(path=name)))
         self._captions = self._captions or bool(annotation.captions)
         return (), ()
 

@@ -20,7 +20,7 @@ class Cvat(Target):
 
     def _add(self, annotation: Annotation, split: str, annotated: bool) -> tuple[Sequence[File], Sequence[Problem]]:
         name = annotation.path.removeprefix(self.image_path("", split))
-        self._kept.append((split, annotation._replace(path=name)))
+        self._kept.put((split, annotation._replace(path=name)))
         self._count += 1
         return (), ()
 
@@ -56,7 +56,7 @@ class CvatVideo(Target):
                 f"frames of a video have one size: {annotation.path} is {size}, and those before are {self._size}",
                 hint="Convert with --resize, or --to cvat.",
             )
-        self._kept.append(("", (self._frame, annotation)))
+        self._kept.put(("", (self._frame, annotation)))
         alone = sum(box.extra is None or box.extra.track < 0 for box in annotation.boxes)
         if not alone:
             return (), ()

@@ -23,7 +23,7 @@ class ImageFolder(Target):
     def _add(self, annotation: Annotation, split: str, annotated: bool) -> tuple[Sequence[File], Sequence[Problem]]:
         if annotated:
             name = annotation.path.removeprefix(f"{split or 'images'}/")
-            self._kept.append((split, annotation._replace(path=name)))
+            self._kept.put((split, annotation._replace(path=name)))
         return (), ()
 
     def _finish(self) -> Iterator[File]:

@@ -23,7 +23,7 @@ class KerasYolo(Target):
 
     def _add(self, annotation: Annotation, split: str, annotated: bool) -> tuple[Sequence[File], Sequence[Problem]]:
         line, problems = keras_yolo.write_line(annotation, self._ids)
-        self._kept.append((split, line))
+        self._kept.put((split, line))
         return (), problems
 
     def _finish(self) -> Iterator[File]:

@@ -15,7 +15,7 @@ class LabelStudio(Target):
     )
 
     def _add(self, annotation: Annotation, split: str, annotated: bool) -> tuple[Sequence[File], Sequence[Problem]]:
-        self._kept.append((split, (annotation, annotated)))
+        self._kept.put((split, (annotation, annotated)))
         return (), ()
 
     def _finish(self) -> Iterator[File]:

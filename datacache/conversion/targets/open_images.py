@@ -21,7 +21,7 @@ class OpenImages(Target):
 
     def _add(self, annotation: Annotation, split: str, annotated: bool) -> tuple[Sequence[File], Sequence[Problem]]:
         name = stem(annotation.path.removeprefix(self.image_path("", split)))
-        self._kept.append((split, annotation._replace(path=name)))
+        self._kept.put((split, annotation._replace(path=name)))
         self._names.update(dict.fromkeys(annotation.labels))
         self._labelled = self._labelled or bool(annotation.labels)
         return (), ()

@@ -35,7 +35,7 @@ class Voc(Target):
                 message = f"{annotation.path}: of {count(len(lost), 'object')} the mask is covered or has no number"
                 line = annotation.boxes[min(lost)].line
                 problems.append(Problem("mask-covered", "changed", annotation.source, line, message))
-        self._kept.append((split, (name, masked)))
+        self._kept.put((split, (name, masked)))
         return files, problems
 
     def _finish(self) -> Iterator[File]:

@@ -101,7 +101,7 @@ class Darknet(Target):
         yolo.darknet_data(0, dict.fromkeys(about.splits, ""))  # as in Yolo
 
     def _add(self, annotation: Annotation, split: str, annotated: bool) -> tuple[Sequence[File], Sequence[Problem]]:
-        self._kept.append((split, annotation.path))
+        self._kept.put((split, annotation.path))
         return [(f"{stem(annotation.path)}.txt", yolo.write(annotation, self._ids))] if annotated else [], ()
 
     def _finish(self) -> Iterator[File]:
