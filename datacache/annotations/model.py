@@ -254,6 +254,7 @@ PROBLEMS: Final[dict[str, str]] = {
     "rings-joined": "The format has polygons of one ring, and an object has several, or holes",
     "box-outlined": "The format has outlines, and an object is a box",
     "keypoints-padded": "The format has as many keypoints for each object, and an object has fewer",
+    "box-of-keypoints": "The format has keypoints without a box, and an object has one of its own",
     "keypoints-left-out": "The format has no keypoints, or none for this object",
     "details-left-out": "The format has no tracks, groups, scores or authors",
     "objects-left-out": "The format has labels of images, and no objects or captions",

@@ -11,12 +11,15 @@ from __future__ import annotations
 
 from typing import Final
 
+from datacache.annotations.formats.geometry import around_keypoints
 from datacache.annotations.model import Annotation, Box, Problem
 from datacache.annotations.shapes.outline import NOTHING, Extra, Mask, Outline, Polygon, Rotated, rings
 from datacache.core.counters import count
 
 _OUTLINES: Final = frozenset({"polygon", "mask", "rotated"})
 _PAIRS_AT_ONCE: Final = 4_000_000
+_ROUNDED: Final = 0.01
+"""Pixels."""
 
 
 def fit(annotation: Annotation, holds: frozenset[str], problems: list[Problem]) -> Annotation:
@@ -51,7 +54,8 @@ class _Fitting:
         outline, keypoints = extra.outline, extra.keypoints
         if self._plain and type(outline) is Polygon and not outline.ends and extra[1:6] == NOTHING[1:6]:
             return box  # nearly every polygon of nearly every data set
-        if keypoints is not None and "keypoints" not in self._holds:
+        boxed = "box+keypoints" in self._holds
+        if keypoints is not None and ("keypoints" not in self._holds or not (boxed or any(keypoints.visible))):
             self.say("keypoints-left-out", "the keypoints{of} are left out", box.line)
             keypoints = None
         if outline is not None:
@@ -60,6 +64,10 @@ class _Fitting:
             else:
                 self._say_boxed(outline, box)
                 outline = None
+        if keypoints is not None and not boxed:
+            edges = around_keypoints(keypoints, self._width, self._height) or box[1:5]
+            if max(abs(a - b) for a, b in zip(edges, box[1:5], strict=True)) > _ROUNDED:
+                self.say("box-of-keypoints", "the boxes{of} became those around their keypoints", box.line)
         kept = extra._replace(outline=outline, keypoints=keypoints)
         if outline is not extra.outline:
             kept = kept._replace(area=None)

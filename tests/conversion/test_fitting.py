@@ -31,8 +31,8 @@ APART = polygon_of([pack(SQUARE), pack((20, 20, 26, 20, 26, 26))])
 MASK = encode(np.ones((3, 4), bool), 5, 6, 30, 30)
 TURNED = Rotated(pack((6, 2, 10, 6, 6, 10, 2, 6)))
 POINTS = Keypoints(pack((3, 3, 4, 4)), b"\2\0")
-SEGMENT, OBB, POSE, COCO, BOXES = (
-    TARGETS[name].holds for name in ("yolo-segment", "yolo-obb", "yolo-pose", "coco", "yolo")
+SEGMENT, OBB, POSE, COCO, CVAT, BOXES = (
+    TARGETS[name].holds for name in ("yolo-segment", "yolo-obb", "yolo-pose", "coco", "cvat", "yolo")
 )  # type: ignore[attr-defined]
 
 
@@ -91,6 +91,9 @@ def test_an_outline_becomes_the_nearest_thing_that_is_held() -> None:
     assert bounds(inside.outline.points) == (0, 2, 8, 6)
     assert fitted(COCO, Extra(HOLED)) == ([Extra(fill(HOLED, 30, 30))], [("polygon-masked", "changed")])
     assert fitted(POSE, Extra(APART, POINTS)) == ([Extra(keypoints=POINTS)], [("polygon-boxed", "changed")])
+    assert fitted(CVAT, Extra(keypoints=POINTS)) == ([Extra(keypoints=POINTS)], [("box-of-keypoints", "changed")])
+    nowhere = POINTS._replace(visible=b"\0\0")
+    assert fitted(CVAT, Extra(TURNED, nowhere)) == ([Extra(TURNED)], [("keypoints-left-out", "changed")])
     (traced,), problems = fitted(SEGMENT, Extra(MASK))
     assert problems == [("mask-traced", "changed")]
     assert traced is not None

@@ -23,7 +23,7 @@ from typing import Any, Final
 from datacache.annotations.aside import Aside
 from datacache.annotations.check import clean_label
 from datacache.annotations.classes import unlisted, unnamed
-from datacache.annotations.formats.geometry import around, side
+from datacache.annotations.formats.geometry import around_keypoints, side
 from datacache.annotations.formats.json_stream import Data, JsonFile, PassedOver
 from datacache.annotations.formats.values import (
     JSON,
@@ -47,7 +47,6 @@ from datacache.annotations.shapes.outline import (
     Skeleton,
     area,
     bounds,
-    pack,
     polygon_of,
     rings,
     unpack,
@@ -376,7 +375,8 @@ class _Reader:
             return None
         edges, of = _around(outline), "outline"
         if edges is None and keypoints is not None:
-            edges, of = _around_keypoints(keypoints, image), "keypoints"
+            edges = around_keypoints(keypoints, image.width or math.inf, image.height or math.inf)
+            of = "keypoints"
         if edges is None:
             message = f"{self.where} has {shown(entry, 'bbox')}, and nothing to take it from; it is left out"
             self.problem("box-missing", "skipped", message, image)
@@ -502,13 +502,6 @@ def _around(outline: Outline | None) -> Edges | None:
 
         return mask_bounds(outline)
     return None if outline is None else bounds(outline[0])
-
-
-def _around_keypoints(keypoints: Keypoints, image: _Image) -> Edges | None:
-    """Return the box around the keypoints that are there; None where none is."""
-    points = zip(*[iter(unpack(keypoints.points))] * 2, keypoints.visible, strict=True)
-    there = pack(value for x, y, seen in points if seen for value in (x, y))
-    return around(there, image.width or math.inf, image.height or math.inf) if there else None
 
 
 def _area(outline: Outline | None, edges: Edges) -> float:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
-from datacache.annotations.shapes.outline import Edges, Keypoints, Outline, Polygon, bounds, pack
+from datacache.annotations.shapes.outline import Edges, Keypoints, Outline, Polygon, bounds, pack, unpack
 
 MAX_POINTS: Final = 100_000
 """Of one object."""
@@ -45,6 +45,13 @@ def around(points: bytes, width: float = math.inf, height: float = math.inf) -> 
     if y1 == y2:
         y1, y2 = max(y1 - _ON_EDGE, min(0.0, y1)), min(y2 + _ON_EDGE, max(height, y2))
     return x1, y1, x2, y2
+
+
+def around_keypoints(keypoints: Keypoints, width: float = math.inf, height: float = math.inf) -> Edges | None:
+    """Return the box around the keypoints that are there; None where none is."""
+    points = zip(*[iter(unpack(keypoints.points))] * 2, keypoints.visible, strict=True)
+    there = pack(value for x, y, seen in points if seen for value in (x, y))
+    return around(there, width, height) if there else None
 
 
 def turned(points: Iterable[tuple[float, float]], x: float, y: float, degrees: float) -> Iterator[float]:

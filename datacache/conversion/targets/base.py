@@ -37,8 +37,8 @@ class Target:
     """Images of each split lie in a folder of their own."""
     holds: frozenset[str] = frozenset()
     """The kinds that the format has besides boxes and labels; `fitting` changes all others: `polygon`, `rings` (several
-    of a polygon), `holes`, `mask`, `rotated`, `keypoints`, `outline+keypoints` (of one object), `track`, `group`,
-    `score`, `author`, `captions`, `labels` (of images)."""
+    of a polygon), `holes`, `mask`, `rotated`, `keypoints`, `outline+keypoints` and
+    `box+keypoints` (of one object), `track`, `group`, `score`, `author`, `captions`, `labels` (of images)."""
     of_objects = True
     """False for a format that has labels of images alone."""
     lists_paths = False

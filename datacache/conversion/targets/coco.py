@@ -10,7 +10,9 @@ from datacache.conversion.targets.base import About, File, Target
 
 
 class Coco(Target):
-    holds = frozenset({"polygon", "rings", "mask", "keypoints", "outline+keypoints", "score", "captions"})
+    holds = frozenset(
+        {"polygon", "rings", "mask", "keypoints", "outline+keypoints", "box+keypoints", "score", "captions"}
+    )
 
     def __init__(self, about: About) -> None:
         super().__init__(about)

@@ -11,7 +11,18 @@ from datacache.conversion.targets.base import File, Target
 
 class LabelStudio(Target):
     holds = frozenset(
-        {"polygon", "mask", "rotated", "keypoints", "outline+keypoints", "score", "author", "captions", "labels"}
+        {
+            "polygon",
+            "mask",
+            "rotated",
+            "keypoints",
+            "outline+keypoints",
+            "box+keypoints",
+            "score",
+            "author",
+            "captions",
+            "labels",
+        }
     )
 
     def _add(self, annotation: Annotation, split: str, annotated: bool) -> tuple[Sequence[File], Sequence[Problem]]:
