@@ -233,6 +233,8 @@ class Drafts:
                 by_name = Problem("image-by-name", "noted", draft.file, draft.line, message)
                 self._take(image, self._said.put((draft, (*problems, by_name))))
         for (one, other), of in self._repeats.items():
+            if not of.same + of.more:
+                continue
             where = f"are in {one}, too" if one != other else "are named there in several ways"
             message = (
                 f"{of.images:,} image(s), {quote(text(of.first))} first, {where}: {of.same:,} box(es) are the same and "
@@ -254,8 +256,8 @@ class Drafts:
         a, b = _completed(a, b), _completed(b, a)
         known = set(map(same_object, a.boxes))
         more = tuple(box for box in b.boxes if same_object(box) not in known)
-        first, second = a, b
         of_whole = any((draft.captions or draft.labels) and not draft.boxes for draft in (a, b))
+        first, second = (b, a) if of_whole and b.boxes else (a, b)  # problems name the file of the objects
         if is_metadata(a.file) == is_metadata(b.file) and not of_whole:
             repeats = self._repeats.setdefault((a.file, b.file), _Repeats(image))
             repeats.images += 1

@@ -104,6 +104,24 @@ def test_a_box_that_two_files_have_counts_once_and_is_reported(found) -> None:
     assert "1 box(es) are the same and count once, 1 more are taken, too" in problems[0].message
 
 
+def test_a_file_of_captions_beside_one_of_objects_is_no_problem_and_problems_name_the_latter(converted) -> None:
+    captions = {
+        "images": [{"id": 7, "file_name": "a.jpg", "width": 100, "height": 80}],
+        "annotations": [{"id": 1, "image_id": 7, "caption": "A dog."}],
+    }
+    objects = json.loads(coco({"a.jpg": [ONE]}))
+    left, top, right, bottom = ONE
+    objects["annotations"][0]["segmentation"] = [[left, top, right, top, right, bottom]]
+    files = {"annotations/captions.json": json.dumps(captions), "annotations/instances.json": json.dumps(objects)}
+    report = converted(["images/a.jpg"], files)
+    assert codes(report.problems) == [("polygon-boxed", "changed", "annotations/instances.json")]
+
+
+def test_an_image_that_two_files_have_and_one_says_nothing_of_is_no_problem(found) -> None:
+    files = {"annotations/one.json": coco({"a.jpg": [ONE]}), "annotations/two.json": coco({"a.jpg": []})}
+    assert found(["images/a.jpg"], files) == ({"images/a.jpg": [ONE]}, [])
+
+
 def test_boxes_that_are_twice_in_one_file_stay_so(found) -> None:
     twice = coco({"a.jpg": [ONE, ONE]})
     boxes, _ = found(["a.jpg"], {"one.json": twice, "two.json": twice})

@@ -83,6 +83,8 @@ def parse(data: Data, file: str, classes: Sequence[str] = ()) -> DraftFile:
     for name, take in (("categories", reader.category), ("images", reader.image), ("annotations", reader.object)):
         first = content.kind(name)
         if first != "[":
+            if name == "categories" and not first and content.kind("annotations") == "[":
+                continue  # captions have none, and objects say that theirs is not there
             action: Action = "skipped" if first else "noted"
             there = "an object" if first == "{" else "a single value" if first else "nothing"
             reader.problem("list-missing", action, f"there is no list of `{name}`, but {there}")

@@ -77,7 +77,8 @@ def parse(data: Data, file: str, names: Mapping[str, str]) -> DraftFile:
             continue
         edges = [parse_number(row[side]) for side in _SIDES]
         if None in edges:
-            problems.add("box-text", "skipped", f"a side of the box of {quote(label)} is no number", number)
+            message = f"a side of the box of {quote(label)} is no number; it is left out"
+            problems.add("box-text", "skipped", message, number)
             continue
         its.append(_box(label, [edge for edge in edges if edge is not None], row, number))
     if absent:
