@@ -17,6 +17,8 @@ from datacache.annotations.shapes.outline import NOTHING, Extra, Mask, Outline, 
 from datacache.core.counters import count
 
 _OUTLINES: Final = frozenset({"polygon", "mask", "rotated"})
+_JOINED_BYTES: Final = 2 * 10**9
+"""Rings times bytes of points: beyond, each ring is joined to the first point of all, not the nearest."""
 _PAIRS_AT_ONCE: Final = 4_000_000
 _ROUNDED: Final = 0.01
 """Pixels."""
@@ -136,6 +138,12 @@ def _joined(parts: list[bytes]) -> bytes:
     import numpy as np
 
     whole = np.frombuffer(parts[0]).reshape(-1, 2)
+    if len(parts) * sum(map(len, parts)) > _JOINED_BYTES:
+        start = whole[:1]
+        others = (np.frombuffer(part).reshape(-1, 2) for part in parts[1:])
+        return np.concatenate(
+            [whole, start, *(piece for ring in others for piece in (ring, ring[:1], start))]
+        ).tobytes()
     for part in parts[1:]:
         ring = np.frombuffer(part).reshape(-1, 2)
         from_points = ring if len(ring) * len(whole) <= _PAIRS_AT_ONCE else ring[:1]

@@ -153,6 +153,7 @@ def test_a_brush_is_read_bit_by_bit() -> None:
         ([0, 0, 0, 200, *BRUSH[4:]], "mask-size"),
         ([300], "mask-broken"),
         ("text", "mask-broken"),
+        (2 * 10**9, "mask-broken"),
         ([0] * (label_studio.MAX_BRUSH + 1), "shape-too-large"),
         (BRUSH[:7] + [0xFF] * 20, "mask-broken"),
     ],

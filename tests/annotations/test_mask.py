@@ -164,6 +164,10 @@ def test_edges_too_long_to_be_filled_are_refused() -> None:
     with pytest.raises(ValueError, match="too long"):
         masks.fill(zigzag, 60_000, 60_000)
     with pytest.raises(ValueError, match="too long"):
+        masks.fill(polygon_of([pack([0, 0, 8000, 0, 0, 8000])] * 50), 9000, 9000)
+    with pytest.raises(ValueError, match="pixels large"):
+        masks.from_runs([0, 46_000**2], 46_000, 46_000)
+    with pytest.raises(ValueError, match="too long"):
         masks.fill(Polygon(pack([0, 0, float("nan"), 3, 4, 4])), 9, 9)
     assert masks.area(masks.fill(Polygon(pack([-1e300, -1e300, 1e300, -1e300, 1e300, 1e300])), 9, 9)) >= 36
 

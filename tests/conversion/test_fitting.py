@@ -18,6 +18,7 @@ from datacache.annotations.model import Annotation, Box, Problem
 from datacache.annotations.shapes import mask as masks
 from datacache.annotations.shapes.mask import encode, fill
 from datacache.annotations.shapes.outline import Extra, Keypoints, Mask, Polygon, Rotated, bounds, pack, polygon_of
+from datacache.conversion import fitting
 from datacache.conversion.fitting import fit
 from datacache.conversion.pipeline import Conversion
 from datacache.conversion.targets import TARGETS
@@ -106,8 +107,12 @@ def test_an_outline_becomes_the_nearest_thing_that_is_held() -> None:
     assert bounds(turned.outline.corners) == pytest.approx((5, 6, 9, 9))
 
 
+@pytest.mark.parametrize("limit", [10**9, 0])
 @pytest.mark.parametrize("outline", [HOLED, APART])
-def test_rings_are_joined_to_one_that_fills_the_same_pixels(outline: Polygon) -> None:
+def test_rings_are_joined_to_one_that_fills_the_same_pixels(
+    outline: Polygon, limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fitting, "_JOINED_BYTES", limit)
     (joined,), problems = fitted(SEGMENT, Extra(outline))
     assert problems == [("rings-joined", "changed")]
     assert joined is not None

@@ -356,7 +356,7 @@ def _read_brush(given: JSON, width: int, height: int) -> Geometry:
     from datacache.annotations.shapes import mask as masks
 
     try:
-        data = bytes(given)
+        data = bytes(given) if isinstance(given, list) else b""  # of a number, `bytes` makes as many
     except (TypeError, ValueError):
         raise ShapeError("mask-broken", "has no run lengths of bytes") from None
     if len(data) > MAX_BRUSH or width * height > MAX_MASK_PIXELS:

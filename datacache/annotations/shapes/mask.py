@@ -23,11 +23,12 @@ from datacache.annotations.shapes.outline import Mask, Polygon, polygon_of, ring
 
 MAX_COUNTS: Final = 2 * 2**20
 """The longest text of run lengths that is read."""
-_MAX_PIXELS: Final = 2**31
+_MAX_PIXELS: Final = 178_956_970
+"""Of an image: larger ones are not decoded either, and few run lengths could ask for gigabytes."""
 _CHARACTERS: Final = 7
 """Of a number; COCO's own decoder has room for 32 bits."""
 _MAX_EDGE: Final = 4_000_000
-"""Of a ring that is filled, in fifths of a pixel: pycocotools takes 28 bytes of memory for each."""
+"""Of all rings that are filled, in fifths of a pixel: pycocotools takes 28 bytes of memory for each."""
 
 Runs = NDArray[np.int64]
 Bitmap = NDArray[np.bool_]
@@ -124,12 +125,14 @@ def fill(polygon: Polygon, width: int, height: int) -> Mask:
     """Return the pixels of a polygon that lies inside its image: its rings together, less their holes. `ValueError`
     where its edges are too long to be filled."""
     groups: list[list[dict[str, Any]]] = []
+    edge = 0.0
     for points, hole in rings(polygon):
         ring = np.frombuffer(points).reshape(-1, 2).clip(0, (width, height))  # numbers from afar crash pycocotools
         if len(ring) < 3:
             continue
         steps = np.abs(np.diff(ring, axis=0, append=ring[:1])).max(axis=1)
-        if not steps.sum() * 5 + len(ring) < _MAX_EDGE:  # also refuses nan
+        edge += steps.sum() * 5 + len(ring)
+        if not edge < _MAX_EDGE:  # also refuses nan
             raise ValueError("the edges of a polygon are too long together to be filled")
         filled = coco.frPyObjects([ring.ravel().tolist()], height, width)[0]
         if hole and groups:
@@ -137,7 +140,9 @@ def fill(polygon: Polygon, width: int, height: int) -> Mask:
         else:
             groups.append([filled])
     parts = [_without(outer, holes, width, height) for outer, *holes in groups]
-    return from_runs(_parse(coco.merge(parts)["counts"]) if parts else [width * height], width, height)
+    while len(parts) > 1:  # two at a time: one after the other, each takes as long as all before it
+        parts = [coco.merge(parts[n : n + 2]) for n in range(0, len(parts), 2)]
+    return from_runs(_parse(parts[0]["counts"]) if parts else [width * height], width, height)
 
 
 def trace(mask: Mask) -> Polygon:
