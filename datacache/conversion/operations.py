@@ -140,7 +140,10 @@ def parse_operations(
         raise UsageError(f"{option} is about tiles, and --tile is not given", hint="Add --tile 1024x1024.")
     tiles = _parse_size(tile, "--tile") if tile else None
     if tiles and not 0 <= overlap <= min(tiles) - _TILES_APART:
-        raise UsageError(f"--overlap: {overlap} leaves tiles of {tile} less than {_TILES_APART} pixels of their own")
+        if min(tiles) < _TILES_APART:
+            raise UsageError(f"--tile: {tile} is less than {_TILES_APART} pixels wide or high")
+        hint = f"Tiles of {tile} can overlap by 0 to {min(tiles) - _TILES_APART}."
+        raise UsageError(f"--overlap: {overlap} leaves them less than {_TILES_APART} pixels of their own", hint=hint)
     if flip and flip not in ("h", "v"):
         raise UsageError(f"--flip: {flip!r} is neither h nor v")
     if not 1 <= quality <= 100:

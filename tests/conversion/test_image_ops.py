@@ -609,6 +609,7 @@ def test_an_annotation_for_an_image_of_another_size_is_an_error():
         ({"drop_empty": True}, "--tile is not given"),
         ({"tile": "64x64", "overlap": -1}, "--overlap"),
         ({"tile": "640x64", "overlap": 49}, "--overlap"),
+        ({"tile": "10x640"}, "--tile: 10x640 is less than 16 pixels"),
         ({"crop": "1,2,3,4", "min_visible": 1.5}, "--min-visible"),
         ({"crop": "1,2,3,4", "min_visible": math.nan}, "--min-visible"),
     ],
