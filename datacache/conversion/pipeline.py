@@ -105,7 +105,8 @@ def run(
     )
     inputs = Inputs(catalog, snapshots, plan.reading, plan.splits, plan.rename, processes=processes, progress=progress)
     report = Report(images=sum(table.images for table in inputs.tables))
-    report.problems += inputs.problems()
+    # That a repeated box is kept is not so where it is mended, which is said then.
+    report.problems += (each for each in inputs.problems() if not (plan.fix and each.code == "box-repeated"))
     mending = Mending(snapshot, inputs.tables[0], inputs.splits[0], fix=True) if plan.fix else None
     if mending is not None:
         plan = replace(plan, rename={**mending.spellings, **plan.rename})

@@ -116,6 +116,7 @@ def test_what_is_found_is_mended_as_a_new_snapshot_always_the_same(
         ("split-shared", "skipped", "images/test/same3.png", 0),
     }
     assert done.report.counts["class-spelling"] == 1
+    assert ("box-repeated", "noted", train, 4) not in shown(done.report.problems), "it is not kept"
     with api.open_annotations("mended@good", settings=settings) as (_, table):
         rows = {row.path.rpartition("/")[2]: row.annotation for row in table.rows()}
         assert {name: rows[name] and len(rows[name].boxes) for name in rows} == {
