@@ -19,6 +19,7 @@ from datacache.annotations.formats.geometry import (
     around,
     ellipse,
     inside,
+    masked,
     turned,
 )
 from datacache.annotations.formats.values import parse_number
@@ -126,8 +127,6 @@ def _read_cuboid(given: Mapping[str, str], image: Mapping[str, str]) -> Geometry
 def _read_mask(given: Mapping[str, str], image: Mapping[str, str]) -> Geometry:
     import numpy as np
 
-    from datacache.annotations.shapes import mask as masks
-
     left, top, width, height = (number_of(given, name) for name in ("left", "top", "width", "height"))
     whole = tuple(number_of(image, side) for side in ("width", "height"))
     if not all(value.is_integer() for value in (left, top, width, height, *whole)):
@@ -148,14 +147,7 @@ def _read_mask(given: Mapping[str, str], image: Mapping[str, str]) -> Geometry:
             "mask-broken", f"has run lengths of {runs.sum():,} pixels, and its size is {width * height:,.0f}"
         )
     pixels = np.repeat(np.arange(len(runs)) % 2 == 1, runs).reshape(int(height), int(width))
-    if np.count_nonzero(pixels[1:] != pixels[:-1]) > masks.MAX_COUNTS:
-        raise ShapeError("shape-too-large", f"has a mask with more than {masks.MAX_COUNTS:,} runs")
-    mask = masks.encode(pixels, int(left), int(top), int(whole[0]), int(whole[1]))
-    around = masks.bounds(mask)
-    if around is None:
-        raise ShapeError("mask-broken", "has no pixel")
-    x1, y1, x2, y2 = around
-    return Geometry((float(x1), float(y1), float(x2), float(y2)), mask)
+    return masked(pixels, int(left), int(top), int(whole[0]), int(whole[1]))
 
 
 SHAPES: Final[dict[str, Callable[[Mapping[str, str], Mapping[str, str]], Geometry]]] = {

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from datacache.annotations.shapes.outline import Edges, Keypoints, Outline, Polygon, bounds, pack, unpack
 
@@ -35,6 +35,26 @@ class ShapeError(Exception):
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
         self.code = code
+
+
+def masked(pixels: Any, left: int, top: int, width: int, height: int) -> Geometry:
+    """Return the mask of an image of `width` by `height` whose pixels from `left`, `top` on are these. `ShapeError` for
+    one without a pixel or with too many runs."""
+    import numpy as np
+
+    from datacache.annotations.shapes import mask as masks
+
+    if np.count_nonzero(pixels[1:] != pixels[:-1]) > masks.MAX_COUNTS:
+        raise ShapeError("shape-too-large", f"has a mask with more than {masks.MAX_COUNTS:,} runs")
+    try:
+        mask = masks.encode(pixels, left, top, width, height)
+    except ValueError as exc:
+        raise ShapeError("shape-too-large", f"has a mask that cannot be used: {exc}") from None
+    found = masks.bounds(mask)
+    if found is None:
+        raise ShapeError("mask-broken", "has a mask without a pixel")
+    x1, y1, x2, y2 = found
+    return Geometry((float(x1), float(y1), float(x2), float(y2)), mask)
 
 
 def around(points: bytes, width: float = math.inf, height: float = math.inf) -> Edges:

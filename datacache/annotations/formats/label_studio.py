@@ -31,6 +31,7 @@ from datacache.annotations.formats.geometry import (
     around,
     ellipse,
     inside,
+    masked,
     turned,
 )
 from datacache.annotations.formats.json_stream import Data, JsonFile, PassedOver
@@ -353,8 +354,6 @@ def _read_brush(given: JSON, width: int, height: int) -> Geometry:
     ones, then come two bits that say how long the length is, the length less one, and the value or values."""
     import numpy as np
 
-    from datacache.annotations.shapes import mask as masks
-
     try:
         data = bytes(given) if isinstance(given, list) else b""  # of a number, `bytes` makes as many
     except (TypeError, ValueError):
@@ -384,15 +383,7 @@ def _read_brush(given: JSON, width: int, height: int) -> Geometry:
         values[done : done + length] = part
         done += length
     pixels = np.frombuffer(values, np.uint8)[3::4].reshape(height, width) > 0
-    try:
-        mask = masks.encode(pixels, 0, 0, width, height)
-    except ValueError as exc:
-        raise ShapeError("shape-too-large", f"cannot be used: {exc}") from None
-    found = masks.bounds(mask)
-    if found is None:
-        raise ShapeError("mask-broken", "has a brush without a pixel")
-    x1, y1, x2, y2 = found
-    return Geometry((float(x1), float(y1), float(x2), float(y2)), mask)
+    return masked(pixels, 0, 0, width, height)
 
 
 # --- writing ---------------------------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ from datacache.annotations.formats.geometry import (
     around,
     ellipse,
     inside,
+    masked,
 )
 from datacache.annotations.formats.mask_images import open_png
 from datacache.annotations.formats.values import JSON, displayed, kind, load, to_number, to_text
@@ -231,8 +232,6 @@ def _mask_pixels(shape: JSON) -> float:
 def _read_mask(shape: Mapping[str, JSON], size: tuple[int, int]) -> Geometry:
     import numpy as np
 
-    from datacache.annotations.shapes import mask as masks
-
     corners, text = unpack(_points(shape, 2)), shape.get("mask")
     if not isinstance(text, str) or not all(value.is_integer() for value in corners):
         raise ShapeError("mask-broken", "has no mask, or one at no whole pixel")
@@ -247,14 +246,7 @@ def _read_mask(shape: Mapping[str, JSON], size: tuple[int, int]) -> Geometry:
     except ShapeError as exc:
         raise ShapeError(exc.code, f"has a mask that {exc}") from None
     pixels = np.asarray(image.convert("L")).astype(np.bool_)
-    if np.count_nonzero(pixels[1:] != pixels[:-1]) > masks.MAX_COUNTS:
-        raise ShapeError("shape-too-large", f"has a mask with more than {masks.MAX_COUNTS:,} runs")
-    mask = masks.encode(pixels, left, top, *size)
-    around = masks.bounds(mask)
-    if around is None:
-        raise ShapeError("mask-broken", "has a mask without a pixel")
-    x1, y1, x2, y2 = around
-    return Geometry((float(x1), float(y1), float(x2), float(y2)), mask)
+    return masked(pixels, left, top, *size)
 
 
 _TYPES: Final[dict[str, Callable[[Mapping[str, JSON], tuple[int, int]], Geometry]]] = {
