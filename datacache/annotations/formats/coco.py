@@ -23,7 +23,7 @@ from typing import Any, Final
 from datacache.annotations.aside import Aside
 from datacache.annotations.check import clean_label
 from datacache.annotations.classes import unlisted, unnamed
-from datacache.annotations.formats.geometry import around_keypoints, side
+from datacache.annotations.formats.geometry import MAX_POINTS, around_keypoints, side
 from datacache.annotations.formats.json_stream import Data, JsonFile, PassedOver
 from datacache.annotations.formats.values import (
     JSON,
@@ -59,8 +59,6 @@ _FALSE: Final = frozenset({"0", "false", "no", ""})
 _HALVES: Final = re.compile("[\ud800-\udfff]")
 _NUMBERS: Final = frozenset({int, float})
 _AT_A_TIME: Final = 500
-_MAX_POINTS: Final = 100_000
-"""Of an object."""
 _BOX_BYTES: Final = 450
 _MOST_HELD: Final = 64 * 2**20
 """Bytes of boxes in memory, about."""
@@ -406,8 +404,8 @@ class _Reader:
             return None
         try:
             parts = found if isinstance(found[0], list) else [found]
-            if sum(map(len, parts)) > 2 * _MAX_POINTS:
-                message = f"the outline of {self.where} has more than {_MAX_POINTS:,} points; {stays}"
+            if sum(map(len, parts)) > 2 * MAX_POINTS:
+                message = f"the outline of {self.where} has more than {MAX_POINTS:,} points; {stays}"
                 self.problem("shape-too-large", "repaired", message, image)
                 return None
             ringed = [array("d", part).tobytes() for part in parts]
@@ -431,7 +429,7 @@ class _Reader:
         except (TypeError, ValueError, OverflowError):
             values, visible = array("d", [0]), b""
         count = len(visible) if skeleton is None else len(skeleton.names)
-        if len(values) != 3 * count or count > _MAX_POINTS or max(visible, default=0) > 2:
+        if len(values) != 3 * count or count > MAX_POINTS or max(visible, default=0) > 2:
             message = f"the keypoints of {self.where} are not x, y and 0, 1 or 2 for each of {count}; they are left out"
             self.problem("keypoints-malformed", "repaired", message, image)
             return None

@@ -12,6 +12,7 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
+from datacache.annotations.formats.geometry import MAX_POINTS
 from datacache.annotations.formats.values import ClassIds, parse_number
 from datacache.annotations.model import Annotation, Box, Draft, Problem, Problems, quote
 from datacache.annotations.shapes.outline import Extra, Keypoints, Polygon, Rotated, Skeleton, bounds, pack, unpack
@@ -19,8 +20,6 @@ from datacache.core.errors import AnnotationError, UsageError
 
 MAX_BYTES: Final = 32 * 2**20
 MAX_LINES: Final = 100_000
-_MAX_POINTS: Final = 100_000
-"""Of an object."""
 _BOM = b"\xef\xbb\xbf"
 _KEYS = frozenset(("path", "nc", "names", "download", "kpt_shape", "kpt_names", "flip_idx", "channels", "yaml_file"))
 _PLAIN = frozenset(("train", "val", "test"))  # all others may be keywords: YAML 1.1 reads `no` as false
@@ -104,8 +103,8 @@ class _Lines:
             message = f"{_shown(parts)} has {columns} columns, and a box has 5; the line is left out"
             self.problems.add("line-malformed", "skipped", message, number)
             return
-        if polygon and columns > 1 + 2 * _MAX_POINTS:
-            message = f"the polygon has more than {_MAX_POINTS:,} points; the line is left out"
+        if polygon and columns > 1 + 2 * MAX_POINTS:
+            message = f"the polygon has more than {MAX_POINTS:,} points; the line is left out"
             self.problems.add("shape-too-large", "skipped", message, number)
             return
         id = self._ids.parse(parts[0], "line", self.problems, number)
