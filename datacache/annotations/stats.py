@@ -13,7 +13,7 @@ from itertools import compress, islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from datacache.annotations.table.columns import as_float64
-from datacache.annotations.table.ranges import ANNOTATED, UNUSABLE, box_sizes
+from datacache.annotations.table.ranges import ANNOTATED, UNUSABLE, box_sizes, count_kinds
 from datacache.annotations.table.shapes import SHAPED
 from datacache.annotations.table.table import ProblemCount, Table
 
@@ -61,6 +61,9 @@ class Statistics:
     occluded: int
     shapes: Mapping[str, int]
     """Objects with each kind of outline, points of polygons and rotated boxes, and keypoints (`SHAPED`)."""
+    kinds: Mapping[str, Mapping[int, int]]
+    """`boxes` (that are nothing else), `polygons`, `masks`, `rotated`, `keypoints` → points, or keypoints that are
+    visible → objects."""
     classes: Sequence[ClassCount]
     """The most frequent first."""
     boxes_per_image: Mapping[int, int]
@@ -82,6 +85,7 @@ class Statistics:
         return vars(self) | {
             "classes": [each._asdict() for each in self.classes],
             "boxes_per_image": [{"boxes": boxes, "images": n} for boxes, n in self.boxes_per_image.items()],
+            "kinds": [{"kind": k, "points": p, "objects": n} for k, of in self.kinds.items() for p, n in of.items()],
             "image_sizes": [{"width": w, "height": h, "images": n} for (w, h), n in self.image_sizes.items()],
             "box_areas": {"edges": list(AREA_EDGES), "boxes": list(self.box_areas)},
             "box_aspects": {"edges": list(ASPECT_EDGES), "boxes": list(self.box_aspects)},
@@ -96,6 +100,7 @@ def collect(table: Table) -> Statistics:
     empty = 0
     flags: Counter[str] = Counter()
     shapes = dict.fromkeys(SHAPED, 0)
+    kinds: Counter[tuple[str, int]] = Counter()
     difficult_of: Counter[str] = Counter()
     boxes_per_image: Counter[int] = Counter()
     sizes: Counter[tuple[int, int]] = Counter()
@@ -116,6 +121,8 @@ def collect(table: Table) -> Statistics:
                 flags[flag] += sum(summary.flagged(flag))
             for name in SHAPED:
                 shapes[name] += sum(summary.shaped(name))
+            for found in count_kinds(details[number], summary):
+                kinds.update(found)
             for label in summary.labels:
                 difficult_of[label] += summary.difficult_of(label)
             widths, heights = box_sizes(details[number], summary)
@@ -141,6 +148,10 @@ def collect(table: Table) -> Statistics:
         truncated=flags["truncated"],
         occluded=flags["occluded"],
         shapes=shapes,
+        kinds={
+            each: {points: n for (kind, points), n in sorted(kinds.items()) if kind == each and n}
+            for each in ("boxes", *SHAPED[:3], "keypoints")
+        },
         classes=classes,
         boxes_per_image=dict(sorted(boxes_per_image.items())),
         image_sizes=dict(sorted(sizes.items(), key=lambda item: (-item[1], item[0]))),

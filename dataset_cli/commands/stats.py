@@ -1,11 +1,11 @@
 """`dsctl stats`: what a data set looks like, as text and as a picture; its problems, listed and mended.
 
 With `--json` it prints `{"ref", "images", "with_objects", "empty", "unannotated", "unusable", "boxes", "difficult",
-"truncated", "occluded", "shapes": {"polygons", "masks", "rotated", "vertices", "keypoints"}, "classes": [{"label",
-"images", "boxes", "share", "difficult"}], "boxes_per_image": [{"boxes", "images"}], "image_sizes": [{"width", "height",
-"images"}], "box_sizes", "coco_sizes", "box_areas": {"edges", "boxes"}, "box_aspects": {"edges", "boxes"}, "problems":
-[{"code", "action", "times"}]}`. With `--problems`: `{"ref", "problems": [{"code", "action", "file", "line",
-"message"}]}`; with `--fix` what `dsctl convert` prints.
+"truncated", "occluded", "shapes": {"polygons", "masks", "rotated", "vertices", "keypoints"}, "kinds": [{"kind",
+"points", "objects"}], "classes": [{"label", "images", "boxes", "share", "difficult"}], "boxes_per_image": [{"boxes",
+"images"}], "image_sizes": [{"width", "height", "images"}], "box_sizes", "coco_sizes", "box_areas": {"edges", "boxes"},
+"box_aspects": {"edges", "boxes"}, "problems": [{"code", "action", "times"}]}`. With `--problems`: `{"ref",
+"problems": [{"code", "action", "file", "line", "message"}]}`; with `--fix` what `dsctl convert` prints.
 """
 
 from __future__ import annotations

@@ -104,6 +104,17 @@ def test_keypoints_are_dots_joined_by_their_skeleton_and_hidden_ones_have_a_dark
     assert [tile.getpixel((150, 100)) for tile in tiles] == [COLOURS["mask"], BLUE]
 
 
+def test_a_caption_counts_objects_where_not_all_are_boxes():
+    def caption(*extras: Extra | None) -> bytes:
+        boxes = [box("mask", 10, 10, 20, 20)._replace(extra=extra) for extra in extras]
+        drawn = preview([Picture("a.jpg", photo(), note(400, 300, *boxes))], colours=COLOURS, tile=(400, 300))
+        return Image.open(io.BytesIO(drawn)).crop((0, 326, 448, 366)).tobytes()
+
+    outlined = [Extra(Rotated(pack(SQUARE))), Extra(keypoints=Keypoints(pack([1, 1]), b"\2"))]
+    assert caption(outlined[0]) == caption(outlined[1]) != caption(None) == caption(Extra(track=1))
+    assert caption(outlined[0], None) == caption(*outlined) != caption(None, None)
+
+
 def test_a_box_lies_in_the_same_place_in_a_smaller_and_a_larger_picture():
     annotation = note(1600, 1200, box("mask", 400, 400, 800, 720))
     for size in ((1600, 1200), (200, 150)):

@@ -5,17 +5,20 @@ from __future__ import annotations
 import io
 import subprocess
 import sys
+from collections import Counter
+from itertools import chain
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
 from datacache.annotations.model import Problem
 from datacache.annotations.pictures import plot
-from datacache.annotations.shapes.outline import Extra, Keypoints, Mask, Polygon, pack
+from datacache.annotations.shapes.outline import Extra, Keypoints, Mask, Polygon, Rotated, pack
 from datacache.annotations.stats import AREA_EDGES, ASPECT_EDGES, ClassCount, collect
 from datacache.annotations.table.table import ProblemCount
+from tests.annotations.shapes import any_extra
 from tests.annotations.tables import box, broken, build, image
 
 ROWS = [
@@ -55,6 +58,41 @@ def test_shapes_are_counted():
     found = collect(build([image("1.jpg", *boxes, box("a")), image("2.jpg", boxes[0]), broken("3.jpg")]))
     assert found.shapes == {"polygons": 3, "masks": 1, "rotated": 0, "vertices": 9, "keypoints": 2}
     assert not any(collect(build(ROWS)).shapes.values())
+
+
+@settings(max_examples=60)
+@given(st.lists(st.lists(st.none() | any_extra, max_size=4), max_size=4))
+def test_objects_are_counted_by_kind_and_by_points(drawn):
+    rows = [image(f"{n}.jpg", *(box("a")._replace(extra=each or None) for each in row)) for n, row in enumerate(drawn)]
+    counts = {kind: Counter() for kind in ("boxes", "polygons", "masks", "rotated", "keypoints")}
+    for outline, keypoints in ((each.outline, each.keypoints) if each else (None, None) for each in chain(*drawn)):
+        if isinstance(outline, Polygon):
+            counts["polygons"][len(outline.points) // 16] += 1
+        elif outline is not None:
+            kind, points = ("masks", 0) if isinstance(outline, Mask) else ("rotated", 4)
+            counts[kind][points] += 1
+        if keypoints is not None:
+            counts["keypoints"][sum(value > 0 for value in keypoints.visible)] += 1
+        elif outline is None:
+            counts["boxes"][0] += 1
+    found = collect(build(rows))
+    assert found.kinds == counts
+    assert sum(each["objects"] for each in found.as_json()["kinds"]) == sum(map(Counter.total, counts.values()))
+
+
+def test_kinds_of_objects_are_a_row_more_of_the_plot_where_there_are_others_than_boxes():
+    polygons = [Extra(Polygon(pack(range(2 * n)))) for n in (0, 3, 4, 50, 5_000)]
+    poses = [Extra(keypoints=Keypoints(pack(range(2 * n)), bytes([2] * n))) for n in (0, 3, 17, 133)]
+    masks = [Extra(Mask(b"12", 3, 3)), Extra(Rotated(pack(range(8))))]
+    drawn = []
+    for extras in ([Extra(track=1)], masks, masks + polygons + poses):
+        rows = [image("1.jpg", *(box("a")._replace(extra=extra) for extra in extras))]
+        with Image.open(io.BytesIO(plot.plot(collect(build(rows)), "mask@v1"))) as picture:
+            drawn.append(picture.convert("RGB"))
+    assert [each.size for each in drawn] == [(1560, 912), (1560, 1312), (1560, 1312)]
+    columns = (0, 640), (640, 1100), (1100, 1560)
+    used = [[len(each.crop((a, 900, b, 1312)).getcolors(1_000_000)) > 20 for a, b in columns] for each in drawn[1:]]
+    assert used == [[True, False, False], [True, True, True]]
 
 
 def test_every_box_is_in_one_bin_of_each_histogram():

@@ -1,4 +1,4 @@
-"""Statistics as a picture: classes, boxes per image, sizes of images, sizes and shapes of boxes.
+"""Statistics as a picture: classes, boxes per image, sizes of images, sizes and shapes of boxes, kinds of objects.
 
 Needs matplotlib (`pip install 'dsctl[plot]'`), which is imported here and only when something is plotted; it draws
 into memory, without a display and without its global state, so that any thread may plot.
@@ -7,7 +7,8 @@ into memory, without a display and without its global state, so that any thread 
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ _OWN_FONT = "DejaVuSans"
 """Matplotlib draws with it anyway, and has its bold, too."""
 _SHOWN_CLASSES = 24
 _SHOWN_BOXES = 40
+_POINT_EDGES = tuple(side << n for n in range(10) for side in (2, 3))
 _INK, _MUTED, _GRID, _PAPER, _BAR, _EDGE = "#22272e", "#6b7280", "#e5e7eb", "#ffffff", "#4c78a8", "#ffffff"
 
 
@@ -36,15 +38,19 @@ def plot(statistics: Statistics, title: str, *, format: str = "png") -> bytes:
     except ImportError as exc:
         raise UsageError("plots need matplotlib", hint="Install it: pip install 'dsctl[plot]'") from exc
 
-    figure = Figure(figsize=(13, 7.6), dpi=120, facecolor=_PAPER)
+    # A row more where there are other objects than boxes, and all else as large as it is without.
+    rows, height = (2, 7.6) if _objects(statistics) == "boxes" else (3, 10.94)
+    part = 7.6 / height
+    low, high = 0.075 * part, 1 - 0.185 * part
+    figure = Figure(figsize=(13, height), dpi=120, facecolor=_PAPER)
     FigureCanvasAgg(figure)
     grid = figure.add_gridspec(
-        2, 3, width_ratios=(1.25, 1, 1), left=0.125, right=0.975, bottom=0.075, top=0.815, wspace=0.28, hspace=0.46
+        rows, 3, width_ratios=(1.25, 1, 1), left=0.125, right=0.975, bottom=low, top=high, wspace=0.28, hspace=0.46
     )
-    _write(figure.text(0.025, 0.94, "", fontsize=17, fontweight="bold", color=_INK), title)
+    _write(figure.text(0.025, 1 - 0.06 * part, "", fontsize=17, fontweight="bold", color=_INK), title)
     parts = [
         f"{statistics.images:,} images",
-        f"{statistics.boxes:,} boxes",
+        f"{statistics.boxes:,} {_objects(statistics)}",
         f"{len(statistics.classes):,} classes",
     ]
     less = (
@@ -53,17 +59,31 @@ def plot(statistics: Statistics, title: str, *, format: str = "png") -> bytes:
         (statistics.unusable, "unusable"),
     )
     parts += [f"{number:,} {what}" for number, what in less if number]
-    _write(figure.text(0.025, 0.9, "", fontsize=11, color=_MUTED), "   ·   ".join(parts))
-    _classes(figure.add_subplot(grid[:, 0]), statistics)
+    _write(figure.text(0.025, 1 - 0.1 * part, "", fontsize=11, color=_MUTED), "   ·   ".join(parts))
+    _classes(figure.add_subplot(grid[:2, 0]), statistics)
     _boxes_per_image(figure.add_subplot(grid[0, 1]), statistics)
     _image_sizes(figure.add_subplot(grid[0, 2]), statistics)
     _box_areas(figure.add_subplot(grid[1, 1]), statistics)
     _box_aspects(figure.add_subplot(grid[1, 2]), statistics)
+    if rows == 3:
+        kinds = {kind: sum(counts.values()) for kind, counts in statistics.kinds.items() if counts}
+        axes = figure.add_subplot(grid[2, 0])
+        _bars(axes, "Objects by kind", [*kinds], [*kinds.values()], [_BAR] * len(kinds))
+        if found := statistics.kinds["polygons"]:
+            _polygon_points(figure.add_subplot(grid[2, 1]), found)
+        if found := statistics.kinds["keypoints"]:
+            _counts(axes := figure.add_subplot(grid[2, 2]), found, named=_SHOWN_BOXES)
+            _finish(axes, "Visible keypoints per object", left="objects")
     out = io.BytesIO()
     # Without these two the same statistics give another file each time, and with each release of matplotlib.
     metadata: dict[str, Any] = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}[format]
     figure.savefig(out, format=format, metadata=metadata, facecolor=_PAPER)
     return out.getvalue()
+
+
+def _objects(statistics: Statistics) -> str:
+    """Name the objects: `boxes` where they are nothing else."""
+    return "boxes" if sum(statistics.kinds["boxes"].values()) == statistics.boxes else "objects"
 
 
 def _classes(axes: Axes, statistics: Statistics) -> None:
@@ -77,6 +97,11 @@ def _classes(axes: Axes, statistics: Statistics) -> None:
         numbers.append(sum(each.boxes if of_boxes else each.images for each in rest))
         names.append(f"{len(rest):,} more")
         bars.append((0.8, 0.8, 0.8))
+    what = _objects(statistics).capitalize() if of_boxes else "Images"
+    _bars(axes, f"{what} by class", names, numbers, bars)
+
+
+def _bars(axes: Axes, title: str, names: Sequence[str], numbers: Sequence[int], bars: Sequence[Any]) -> None:
     places = range(len(names))
     axes.barh(places, numbers, color=bars, height=0.72)
     axes.set_yticks([])
@@ -89,25 +114,38 @@ def _classes(axes: Axes, statistics: Statistics) -> None:
     axes.set_xlim(0, top * 1.18)
     for place, number in zip(places, numbers, strict=True):
         axes.text(number + top * 0.012, place, f"{number:,}", va="center", fontsize=8.5, color=_MUTED)
-    _finish(axes, "Boxes by class" if of_boxes else "Images by class", grid="x")
+    _finish(axes, title, grid="x")
     axes.spines["bottom"].set_visible(False)
     axes.set_xticks([])
 
 
 def _boxes_per_image(axes: Axes, statistics: Statistics) -> None:
-    counts = statistics.boxes_per_image
+    _counts(axes, statistics.boxes_per_image)
+    usable = statistics.images - statistics.unusable
+    mean = f"on average {statistics.boxes / usable:,.1f}" if usable else ""
+    _finish(axes, f"{_objects(statistics).capitalize()} per image", under=mean, left="images")
+
+
+def _counts(axes: Axes, counts: Mapping[int, int], named: int = 12) -> None:
     most = max(counts, default=0)
     # One bar for each number as long as they are few; else bars of equal width that all hold as many numbers.
     step = -(-(most + 1) // _SHOWN_BOXES)
     bars = [0] * (most // step + 1)
-    for boxes, images in counts.items():
-        bars[boxes // step] += images
+    for value, times in counts.items():
+        bars[value // step] += times
     axes.bar([n * step for n in range(len(bars))], bars, width=step * 0.9, align="edge", color=_BAR)
-    if step == 1 and most <= 12:
-        axes.set_xticks([n + 0.45 for n in range(most + 1)], [str(n) for n in range(most + 1)])
-    usable = statistics.images - statistics.unusable
-    mean = f"on average {statistics.boxes / usable:,.1f}" if usable else ""
-    _finish(axes, "Boxes per image", under=mean, left="images")
+    if step == 1 and most <= named:
+        ticks = range(0, most + 1, 1 + most // 13)
+        axes.set_xticks([n + 0.45 for n in ticks], [str(n) for n in ticks])
+
+
+def _polygon_points(axes: Axes, counts: Mapping[int, int]) -> None:
+    numbers = [0] * (len(_POINT_EDGES) - 1)
+    for points, polygons in counts.items():
+        numbers[bisect_right(_POINT_EDGES[1:-1], points)] += polygons
+    _bins(axes, _POINT_EDGES, numbers)
+    axes.set_xticks(_POINT_EDGES[2::4], [str(edge) for edge in _POINT_EDGES[2::4]])
+    _finish(axes, "Points per polygon", left="polygons")
 
 
 def _image_sizes(axes: Axes, statistics: Statistics) -> None:

@@ -128,8 +128,10 @@ def _draw_tile(
         draw_boxes(image, picture.annotation, picture.before, colours, 14 if width >= 300 else 11, skeletons=skeletons)
         page.paste(image, (left + (width - image.width) // 2, top + (height - image.height) // 2))
     known = picture.annotation or picture.before
-    boxes = len(known.boxes) if known else 0
-    facts = [f"{known.width}x{known.height}", f"{boxes:,} {'box' if boxes == 1 else 'boxes'}"] if known else []
+    boxes = known.boxes if known else ()
+    plain = not any(box.extra and (box.extra.outline or box.extra.keypoints) for box in boxes)
+    what = ("box" if plain else "object") if len(boxes) == 1 else ("boxes" if plain else "objects")
+    facts = [f"{known.width}x{known.height}", f"{len(boxes):,} {what}"] if known else []
     if picture.note and image is not None:
         facts.append(picture.note)
     name = picture.title.rpartition("/")[2]

@@ -259,6 +259,11 @@ def object_areas(parts: Sequence[bytes], summary: Summary) -> NDArray[np.float64
     return np.concatenate([np.zeros(0), *(details.areas() for details in _all_details(parts, summary))])
 
 
+def count_kinds(parts: Sequence[bytes], summary: Summary) -> Iterator[Counter[tuple[str, int]]]:
+    """Yield the numbers of objects of each kind (`Statistics.kinds`) and number of points, in parts of a range."""
+    return (details.count_kinds() for details in _all_details(parts, summary))
+
+
 def with_attribute(parts: Sequence[bytes], summary: Summary, name: str, value: str | None) -> list[float]:
     """Return how many boxes of each image of a range have an attribute, and this value of it where one is given."""
     found = (details.with_attribute(name, value) for details in _all_details(parts, summary))
@@ -309,6 +314,9 @@ class _Details:
             return width * height
         extras, _ = shapes.get_extras(self._columns, _DETAILS_COLUMNS, self._boxes, self.rows)
         return shapes.outline_areas(extras, width * height)
+
+    def count_kinds(self) -> Counter[tuple[str, int]]:
+        return shapes.count_kinds(self._columns, _DETAILS_COLUMNS, self._boxes)
 
     def kinds(self) -> list[tuple[tuple[str, str], ...]]:
         """Return the attributes that boxes have, each combination once: column 12 has each box's place in them."""

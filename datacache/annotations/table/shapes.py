@@ -9,6 +9,7 @@ NumPy is imported where there are points. Used by `ranges`. Pure functions, any 
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import accumulate, pairwise
@@ -193,6 +194,24 @@ def get_extras(
         extras[place] = _extra((shape, keypoints, track - 1, group - 1, score, authors[author], area))
     of_images = (tuple(captions[a:b]) for a, b in pairwise(accumulate(caption_counts, initial=0)))
     return extras, of_images
+
+
+def count_kinds(columns: ColumnReader, first: int, boxes: int) -> Counter[tuple[str, int]]:
+    """Count objects by kind and points in what `put_extras` wrote from column `first` on. No point is unpacked."""
+    if not columns.has(first):
+        return Counter({("boxes", 0): boxes})
+    count = columns.numbers(first, 1)[0]
+    outlines = [kind & 3 for kind in columns.numbers(first + 2, count)]
+    ring_counts = columns.numbers(first + 3, outlines.count(_POLYGON))
+    sizes = columns.numbers(first + 4, sum(ring_counts))
+    found = Counter(("polygons", sum(sizes[a:b])) for a, b in pairwise(accumulate(ring_counts, initial=0)))
+    poses = columns.numbers(first + 10, count)
+    ends = list(accumulate((pose - 1 for pose in poses if pose), initial=0))
+    visible = bytes(columns.numbers(first + 11, ends[-1]))
+    found.update(("keypoints", b - a - visible.count(0, a, b)) for a, b in pairwise(ends))
+    found["masks", 0], found["rotated", 4] = outlines.count(_MASK), outlines.count(_ROTATED)
+    found["boxes", 0] = boxes - sum(map(any, zip(outlines, poses, strict=True)))
+    return found
 
 
 def outline_areas(extras: Sequence[Extra | None], areas: NDArray[np.float64]) -> NDArray[np.float64]:
