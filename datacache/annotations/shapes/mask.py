@@ -223,8 +223,8 @@ def _without(outer: dict[str, Any], holes: list[dict[str, Any]], width: int, hei
 def _traced(pixels: NDArray[np.int8]) -> tuple[list[NDArray[np.float64]], int]:
     """Return the rings around pixels that leave the outermost rows and columns empty, and which are holes, as bits;
     each ring's holes follow it."""
-    across = _segments(np.diff(pixels, axis=0, prepend=0))  # object below: to the right
-    down = _segments(-np.diff(pixels, axis=1, prepend=0).T)  # object on the left: downwards
+    across = _segments(np.diff(pixels, axis=0, prepend=np.int8(0)))  # object below: to the right
+    down = _segments(-np.diff(pixels, axis=1, prepend=np.int8(0)).T)  # object on the left: downwards
     width = pixels.shape[1]
     start, end, sign = (
         np.concatenate(parts)
