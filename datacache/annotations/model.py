@@ -181,7 +181,7 @@ PROBLEMS: Final[dict[str, str]] = {
     "not-cvat": "The XML is none of CVAT's",
     "list-missing": "A COCO file has no list of annotations or of categories",
     "entry-malformed": "What should describe an image, an object or a category does not",
-    "line-malformed": "A line has too few or too many columns",
+    "line-malformed": "A line is too long, or has too few or too many columns",
     "image-unnamed": "An entry of an image has no usable name or id, or the id of another image",
     "image-unknown": "An object belongs to no image of its file",
     "image-repeated": "An image is there several times, in one file or in several",

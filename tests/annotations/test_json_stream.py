@@ -141,3 +141,43 @@ def test_outlines_of_millions_of_points_take_little_memory_and_cost_no_other_obj
     command = [sys.executable, "-c", _IN_LITTLE_MEMORY]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert done.stdout == "2 ['entry-malformed']\n1 ['entry-malformed']\n", done.stderr
+
+
+_LONG_LINES = """
+import os, resource, sys
+from datacache.annotations.formats import keras_yolo, metadata, open_images
+
+class Stored:
+    def __init__(self, path):
+        self.file, self.size = os.open(path, os.O_RDWR | os.O_CREAT), 0
+    def __len__(self):
+        return self.size
+    def __getitem__(self, part):
+        start, stop, _ = part.indices(self.size)
+        return os.pread(self.file, stop - start, start)
+    def hold(self, head, count, tail):
+        os.ftruncate(self.file, 0)
+        os.pwrite(self.file, head, 0)
+        os.pwrite(self.file, tail, len(head) + count)
+        self.size = len(head) + count + len(tail)
+
+size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (size + 200 * 2**20,) * 2)
+row, stored = b"%s,/m/1,1,0,0.5,0,0.5\\n", Stored(sys.argv[1])
+for parse, head, line in (
+    (metadata.parse, b"", b'{"file_name": "%s"}\\n'),
+    (lambda *of: keras_yolo.parse(*of, ()), b"", b"%s 1,2,3,4,0\\n"),
+    (lambda *of: open_images.parse(*of, {}), b"ImageID,LabelName,Confidence,XMin,XMax,YMin,YMax\\n", row),
+):
+    for count in (9 * 2**20, 2**31):
+        stored.hold(head + line % b"a.jpg", count, b"\\n" + line % b"b.jpg")
+        found = parse(stored, "f")
+        print([draft.name for draft, _ in found.images], [(p.code, p.line - len(head.split())) for p in found.problems])
+"""
+
+
+def test_a_line_that_is_too_long_takes_little_memory_and_costs_no_other_line(tmp_path):
+    command = [sys.executable, "-c", _LONG_LINES, str(tmp_path / "sparse")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    read_on, left_out = "['a.jpg', 'b.jpg'] [('line-malformed', 2)]\n", "['a.jpg'] [('line-malformed', 2)]\n"
+    assert done.stdout == (read_on + left_out) * 3, done.stderr

@@ -1,26 +1,29 @@
-"""Lists in a large JSON file, element by element: all of it as Python's values is ten times its size.
+"""Lists in a large JSON file, element by element, and texts line by line: all of a file as Python's values is ten times
+its size.
 
-An element that is too long, or nested too deep, is passed over, and what follows it is read. Used by the readers of
-files about many images. A `JsonFile` may be read from again and again; one thread.
+An element or a line that is too long, or nested too deep, is passed over, and what follows it is read. Used by the
+readers of files about many images. A `JsonFile` may be read from again and again; one thread.
 """
 
 from __future__ import annotations
 
 import codecs
+import io
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import accumulate, islice
-from typing import Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from datacache.annotations.classes import decode
 from datacache.annotations.formats.values import JSON, load
+from datacache.annotations.model import Problems
 from datacache.core.errors import AnnotationError
 
 MAX_ELEMENT: Final = 8 * 2**20
-"""Characters of an element: so many numbers are read in 0.4 seconds, and take 75 MiB."""
+"""Characters of an element or a line: so many numbers are read in 0.4 seconds, and take 75 MiB."""
 MAX_SKIPPED: Final = 32 * 2**20
-"""Bytes of an element that is passed over; where one is longer, what follows is not looked for."""
+"""Bytes of an element or a line that is passed over; where one is longer, what follows is not looked for."""
 _WINDOW: Final = 2**20
 _MAX_RECODED: Final = 64 * 2**20
 _SPACES: Final = re.compile(r"[ \t\n\r]*")
@@ -31,6 +34,7 @@ _STEPS: Final = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 _NO_MARKS: Final = bytes(byte for byte in range(256) if byte not in _STEPS)
 _utf8: Final = codecs.getincrementaldecoder("utf-8")
 _decode: Final = json.JSONDecoder().raw_decode
+T = TypeVar("T")
 
 
 class Data(Protocol):
@@ -38,6 +42,65 @@ class Data(Protocol):
 
     def __len__(self) -> int: ...
     def __getitem__(self, part: slice, /) -> bytes | memoryview: ...
+
+
+class _DataStream(io.RawIOBase):
+    """The bytes of a file from the beginning on."""
+
+    def __init__(self, data: Data) -> None:
+        self._data, self._at = data, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, into: Any) -> int:
+        raw = self._data[self._at : self._at + len(into)]
+        into[: len(raw)] = raw
+        self._at += len(raw)
+        return len(raw)
+
+
+def read_lines(
+    data: Data, problems: Problems, *, newline: str | None = "\n", errors: str = "strict"
+) -> Iterator[tuple[int, str]]:
+    """Yield the lines of a text in UTF-8, without their ends, and their numbers from 1 on.
+
+    A line of more than `MAX_ELEMENT` characters is reported and passed over. `newline` and `errors` are those of
+    `open()`. `UnicodeDecodeError` for other encodings.
+    """
+    text = io.TextIOWrapper(io.BufferedReader(_DataStream(data), _WINDOW), "utf-8-sig", errors, newline)
+    number = 0
+    while line := text.readline(MAX_ELEMENT + 1):
+        number += 1
+        if len(line) <= MAX_ELEMENT:
+            yield number, line.removesuffix("\n")
+            continue
+        length, left_out = len(line), "it is left out"
+        while not line.endswith("\n") and (line := text.readline(_WINDOW)):
+            length += len(line)
+            if length > MAX_SKIPPED:
+                left_out = "it and what follows are left out"
+                break
+        message = f"the line is longer than {MAX_ELEMENT >> 20} MiB; {left_out}"
+        problems.add("line-malformed", "skipped", message, number)
+        if length > MAX_SKIPPED:
+            return
+
+
+def in_utf8(parse: Callable[[Data], T], data: Data, file: str) -> T:
+    """Return what `parse` makes of a file, recoded where it is not in UTF-8; `AnnotationError` where it cannot be."""
+    try:
+        return parse(data)
+    except UnicodeDecodeError:
+        message = f"{file} is neither UTF-8 nor, in {_MAX_RECODED >> 20} MiB, GB18030"
+        return parse(_recode(data, AnnotationError(message, code="encoding", file=file)))
+
+
+def _recode(data: Data, error: AnnotationError) -> bytes:
+    text = decode(bytes(data[:])) if len(data) <= _MAX_RECODED else None
+    if text is None:
+        raise error from None
+    return text.encode()
 
 
 class PassedOver(NamedTuple):
@@ -58,10 +121,9 @@ class JsonFile:
         try:
             self._find_members()
         except UnicodeDecodeError:
-            text = decode(bytes(data[:])) if len(data) <= _MAX_RECODED else None
-            if text is None:
-                raise AnnotationError(f"{file} is no JSON: it is not in UTF-8", code="json-broken", file=file) from None
-            self._data = text.encode()
+            self._data = _recode(
+                data, AnnotationError(f"{file} is no JSON: it is not in UTF-8", code="json-broken", file=file)
+            )
             self._find_members()
 
     def _find_members(self) -> None:

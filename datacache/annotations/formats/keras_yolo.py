@@ -6,11 +6,10 @@ Used by the annotation table and by conversions. Pure functions, any thread.
 
 from __future__ import annotations
 
-import codecs
 import re
 from collections.abc import Mapping, Sequence
 
-from datacache.annotations.formats.json_stream import Data
+from datacache.annotations.formats.json_stream import Data, read_lines
 from datacache.annotations.formats.values import ClassIds, parse_number
 from datacache.annotations.model import Annotation, Box, Draft, DraftFile, Problem, Problems, quote
 
@@ -26,8 +25,7 @@ def parse(data: Data, file: str, classes: Sequence[str]) -> DraftFile:
     """
     of_file, ids = Problems(file), ClassIds(classes)
     found: dict[str, tuple[int, list[Box], Problems]] = {}
-    text = bytes(data[:]).removeprefix(codecs.BOM_UTF8).decode("utf-8", "surrogateescape")
-    for number, line in enumerate(text.replace("\r\n", "\n").replace("\r", "\n").split("\n"), 1):
+    for number, line in read_lines(data, of_file, newline=None, errors="surrogateescape"):
         words = list(_TOKEN.finditer(line))
         if not words:
             continue

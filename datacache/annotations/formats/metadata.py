@@ -12,12 +12,10 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from datacache.annotations.classes import decode
 from datacache.annotations.formats.geometry import side
-from datacache.annotations.formats.json_stream import Data
+from datacache.annotations.formats.json_stream import Data, in_utf8, read_lines
 from datacache.annotations.formats.values import JSON, displayed, kind, to_number, to_text
 from datacache.annotations.model import Annotation, Box, Draft, DraftFile, Problem, Problems, quote
-from datacache.core.errors import AnnotationError
 
 NAME: Final = b"metadata.jsonl"
 """The file's name, in any folder; its `file_name`s are relative to that folder."""
@@ -36,12 +34,13 @@ def parse(data: Data, file: str) -> DraftFile:
     A line without an image is left out and reported; an image without a label is kept.
     `AnnotationError` for a file that is no text.
     """
-    content = decode(bytes(data[:]))
-    if content is None:
-        raise AnnotationError(f"{file} is neither UTF-8 nor GB18030", code="encoding", file=file)
+    return in_utf8(lambda utf8: _parse(utf8, file), data, file)
+
+
+def _parse(data: Data, file: str) -> DraftFile:
     of_file = Problems(file)
     found: dict[str, tuple[int, list[str], list[str], list[Box], Problems]] = {}
-    for number, line in enumerate(content.removeprefix("\ufeff").split("\n"), 1):
+    for number, line in read_lines(data, of_file):
         entry = _entry(line, number, of_file) if line.strip() else None
         if entry is None:
             continue

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from datacache.annotations.classes import decode
-from datacache.annotations.formats.json_stream import Data
+from datacache.annotations.formats.json_stream import Data, in_utf8, read_lines
 from datacache.annotations.formats.values import parse_number
 from datacache.annotations.model import Annotation, Box, Draft, DraftFile, Problem, Problems, quote
 from datacache.annotations.shapes.outline import NOTHING
@@ -48,18 +48,20 @@ def parse_classes(data: bytes) -> dict[str, str]:
 def parse(data: Data, file: str, names: Mapping[str, str]) -> DraftFile:
     """Read the boxes, or the labels, of each image, in the order of their first lines; `names` are those of classes.
     `AnnotationError` for a file that is no text, or without the columns that it must have."""
-    text = decode(bytes(data[:]))
-    if text is None:
-        raise AnnotationError(f"{file} is neither UTF-8 nor GB18030", code="encoding", file=file)
-    head, *lines = text.removeprefix("\ufeff").split("\n")
+    return in_utf8(lambda utf8: _parse(utf8, file, names), data, file)
+
+
+def _parse(data: Data, file: str, names: Mapping[str, str]) -> DraftFile:
+    of_file, absent = Problems(file), 0
+    lines = read_lines(data, of_file)
+    _, head = next(lines, (1, ""))
     places = {name: place for place, name in enumerate(_cells(head.strip()))}
     boxes = "XMin" in places
     missing = [name for name in ("ImageID", "LabelName", *(_SIDES if boxes else ("Confidence",))) if name not in places]
     if missing:
         raise AnnotationError(f"{file} has no column {missing[0]}", code="line-malformed", file=file, line=1)
-    of_file, absent = Problems(file), 0
     found: dict[str, tuple[int, list[Box], list[str], Problems]] = {}
-    for number, line in enumerate(lines, 2):
+    for number, line in lines:
         cells = _cells(line.rstrip("\r"))
         if cells == [""]:
             continue
