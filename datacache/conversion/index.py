@@ -46,7 +46,7 @@ from datacache.manifest.model import BlobId, Entry
 from datacache.manifest.reader import Manifest
 from datacache.reader.snapshot import Snapshot
 
-VERSION = 6
+VERSION = 7
 """Of what is read out of files: a table that another version made is made anew."""
 _EARLIER_TABLES = 5
 
