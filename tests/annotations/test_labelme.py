@@ -279,3 +279,8 @@ def test_a_mask_is_written_as_labelme_does_it() -> None:
     assert found["points"] == [[4, 5], [6, 6]]
     image = np.asarray(Image.open(io.BytesIO(base64.b64decode(found["mask"]))))
     assert image.tolist() == [[0, 1, 1], [1, 0, 0]]
+
+
+def test_a_group_that_no_table_holds_is_an_attribute() -> None:
+    box = box_of(shape("rectangle", [[1, 2], [3, 4]], group_id=10**20))
+    assert (box.extra, box.attributes) == (None, (("group_id", str(10**20)),))

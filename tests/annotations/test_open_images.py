@@ -185,3 +185,10 @@ def test_a_data_set_is_the_same_there_and_back(tmp_path: Path, settings: Setting
     left = {(problem.code, problem.action) for problem in coco.report.problems}
     # An image that has labels alone says nothing of objects.
     assert left == {("label-absent", "noted"), ("details-left-out", "changed"), ("image-unannotated", "skipped")}
+
+
+def test_a_line_break_in_a_value_begins_no_row() -> None:
+    extra = Extra(author="e\nvictim,x,cat,1,0,1,0,1,0,0,0,0,0\r\nz")
+    annotation = Annotation("x", 10, 10, (Box("a", 1, 1, 5, 5, extra=extra),))
+    found = open_images.parse(b"".join(open_images.write_boxes([annotation])), "f", {})
+    assert [(draft.name, len(draft.boxes)) for draft, _ in found.images] == [("x", 1)]

@@ -116,7 +116,7 @@ def _object(shape: JSON, size: tuple[int, int], problems: Problems, number: int)
     attributes = _attributes(shape)
     raised = {flag for flag in _FLAGS if attributes.get(flag) == "true"}
     group = shape.get("group_id")
-    if group is not None and (not isinstance(group, int) or isinstance(group, bool) or group < 0):
+    if group is not None and (not isinstance(group, int) or isinstance(group, bool) or not 0 <= group < 2**63):
         attributes["group_id"] = to_text(group)
         group = None
     score = shape.get("score")

@@ -158,7 +158,8 @@ def write_classes(names: Iterable[str]) -> bytes:
 
 def _line(cells: Sequence[str]) -> bytes:
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerow(cells)
+    # A line is a row to many readers, also within quotes.
+    csv.writer(text, lineterminator="\n").writerow([cell.replace("\n", " ").replace("\r", " ") for cell in cells])
     return text.getvalue().encode("utf-8", "surrogateescape")
 
 
