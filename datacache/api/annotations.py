@@ -359,6 +359,7 @@ def fix_problems(
     Deterministic and idempotent, as `convert` is. `UsageError` where there are no annotations of objects."""
     from datacache.catalog.objects import ObjectWriter
     from datacache.conversion.index import Annotations
+    from datacache.conversion.model import Splits
     from datacache.conversion.pipeline import Plan, run
     from datacache.conversion.problems import own_format
 
@@ -367,7 +368,10 @@ def fix_problems(
     naming, reading = Naming(name=name, **take(given, NamingOptions)), make_reading(given)
     with closing(open_catalog(settings)) as catalog, open_snapshot(ref, settings) as snapshot:
         to = own_format(Annotations(snapshot, catalog, reading).table(progress=progress))
-        plan = Plan(to=to, naming=naming, reading=reading, keep_unannotated=True, fix=True, command="fix")
+        splits = Splits() if to == "cvat-video" else None
+        plan = Plan(
+            to=to, naming=naming, reading=reading, splits=splits, keep_unannotated=True, fix=True, command="fix"
+        )
         return run(catalog, [snapshot], plan, open_objects=lambda: ObjectWriter(catalog, settings), progress=progress)
 
 

@@ -93,7 +93,11 @@ def _fill(pixels: NDArray[np.uint8], outline: Outline) -> None:
     height, width = pixels.shape
     if isinstance(outline, Rotated):
         outline = clip.clip(Polygon(outline.corners), (0.0, 0.0, width, height)) or Polygon(b"")
-    found = outline if isinstance(outline, Mask) else mask.fill(outline, width, height)
+    try:
+        found = outline if isinstance(outline, Mask) else mask.fill(outline, width, height)
+    except ValueError:  # its edges are too long to be filled: its box, as conversions have it
+        left, top, right, bottom = clip.box_around(outline) or (0, 0, 0, 0)
+        found = mask.fill(Polygon(pack((left, top, right, top, right, bottom, left, bottom))), width, height)
     window = mask.bounds(found)
     if window is not None:
         left, top, right, bottom = window

@@ -154,8 +154,8 @@ def test_it_stays_in_its_format(
 
 
 def test_a_video_stays_one(make: Callable[..., str], tmp_path: Path, settings: Settings) -> None:
-    (tmp_path / "set").mkdir()
-    Image.new("RGB", (100, 100)).save(tmp_path / "set/frame_000000.png")
+    (tmp_path / "set/train").mkdir(parents=True)  # which is no split: a video has none
+    Image.new("RGB", (100, 100)).save(tmp_path / "set/train/frame_000000.png")
     (tmp_path / "set/annotations.xml").write_text(
         '<annotations><version>1.1</version><track id="0" label="hat">'
         '<box frame="0" xtl="1" ytl="1" xbr="9" ybr="9" outside="0" occluded="0" keyframe="1"/></track></annotations>'

@@ -15,9 +15,11 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 from datacache import api
-from datacache.annotations.shapes.outline import NOTHING, Extra, Mask
+from datacache.annotations.model import Annotation, Box
+from datacache.annotations.shapes.outline import NOTHING, Extra, Mask, Polygon, pack
 from datacache.core.errors import UsageError
 from datacache.loaders.selection import check_kind
+from datacache.loaders.shapes import ShapeColumn
 from datacache.loaders.styles import _turned
 from datacache.settings import Settings
 from datacache.shards.records import shapes_as_json, shapes_of_json
@@ -61,6 +63,15 @@ def test_masks_are_those_of_outlines_or_boxes_and_are_scaled_with_the_image(tmp_
         assert [tuple(target["masks"].shape) for target in targets] == [(2, 30, 40), (1, 30, 40), (0, 30, 40)]
         assert torch.equal(targets[0]["masks"][0], torch.from_numpy(wanted[0, ::2, ::2]))
         assert targets[0]["boxes"][0].tolist() == [5, 5, 25, 15]
+
+
+def test_an_outline_that_is_too_long_to_be_filled_is_filled_as_its_box():
+    ends = [(10, 5000) if n % 2 else (5000, 10) for n in range(200)]
+    comb = Box("comb", 10, 10, 5000, 5000, extra=Extra(Polygon(pack(v for point in ends for v in point))))
+    column = ShapeColumn("segmentation", {})
+    column.add(Annotation("a.png", 5010, 5010, (comb,)))
+    column.finish()
+    assert column.get(0)["masks"].sum() == 4990**2
 
 
 def test_keypoints_and_corners_are_scaled_with_the_image(tmp_path: Path, settings: Settings):
