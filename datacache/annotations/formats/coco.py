@@ -16,6 +16,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from types import MappingProxyType
 from typing import Any, Final
@@ -58,6 +59,7 @@ _TRUE: Final = frozenset({"1", "true", "yes"})
 _FALSE: Final = frozenset({"0", "false", "no", ""})
 _HALVES: Final = re.compile("[\ud800-\udfff]")
 _NUMBERS: Final = frozenset({int, float})
+_box, _extra = partial(tuple.__new__, Box), partial(tuple.__new__, Extra)
 _AT_A_TIME: Final = 500
 _BOX_BYTES: Final = 450
 _MOST_HELD: Final = 64 * 2**20
@@ -304,13 +306,14 @@ class _Reader:
         extra, score = None, entry.get("score")
         if not _is_score(score):
             score = None
-        if any(part is not None for part in (outline, keypoints, score)) or _differs(entry.get("area"), edges):
+        if outline or keypoints or score is not None or _differs(entry.get("area"), edges):
             given = to_number(entry.get("area"))
             if given is not None and not (0 <= given < math.inf and (outline or keypoints or _differs(given, edges))):
                 given = None
-            extra = Extra(outline, keypoints, score=score, area=given)
-            extra = None if extra == NOTHING else extra
-        image.boxes.append(Box(label, *edges, *flags, tuple(sorted(attributes.items())), self.number, extra))
+            if outline or keypoints or score is not None or given is not None:
+                extra = _extra((outline, keypoints, -1, -1, score, "", given))
+        more = tuple(sorted(attributes.items())) if attributes else ()
+        image.boxes.append(_box((label, *edges, *flags, more, self.number, extra)))
         self._held += _BOX_BYTES + (0 if outline is None else len(outline[0]))
         if self._held > _MOST_HELD:
             self._put_aside()
