@@ -40,6 +40,7 @@ from datacache.annotations.table.table import KEY_BYTES, EncodedRange, Table, Ta
 from datacache.catalog.base import Catalog
 from datacache.conversion.parallel import ordered_map
 from datacache.conversion.source import AnnotationSource, Data, Files, Item, Part, Said
+from datacache.core.cores import cores
 from datacache.core.errors import AnnotationError, BrokenImageError, UsageError
 from datacache.manifest.codec import ends_range
 from datacache.manifest.model import BlobId, Entry
@@ -49,6 +50,8 @@ from datacache.reader.snapshot import Snapshot
 VERSION = 7
 """Of what is read out of files: a table that another version made is made anew."""
 _EARLIER_TABLES = 5
+_IMAGES_A_PROCESS = 10_000
+"""Where one file speaks of many images, and is parsed already: fewer are checked sooner than another process starts."""
 
 Progress = Callable[[str, int, int], None]
 
@@ -143,6 +146,8 @@ class Annotations:
                 if known is None:
                     yield task
 
+        if processes is None and source.layout.lists and not reading.decode:
+            processes = min(cores(), 1 + source.layout.images // _IMAGES_A_PROCESS)
         reader = _Reader(self._snapshot, reading, source)
         made = ordered_map(reader, tasks(), processes=processes)
         more: EncodedRange | None = next(made, None)  # fills `waiting` ahead of what it makes

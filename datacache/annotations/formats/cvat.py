@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from html import unescape
 from typing import Final, NoReturn
 from xml.parsers import expat
-from xml.sax.saxutils import unescape
 
 from datacache.annotations.formats.cvat_shapes import (
     SHAPES,
@@ -70,7 +70,7 @@ def is_frame(name: str) -> bool:
 def subsets(data: bytes) -> Iterator[tuple[str, str]]:
     """Yield the name and the subset of each image that has one; of a file that is not yet known to be one of CVAT's."""
     for tag in _IMAGE.findall(data):
-        given = {name: unescape(text.decode("utf-8", "replace"), {"&quot;": '"'}) for name, text in _GIVEN.findall(tag)}
+        given = {name: unescape(text.decode("utf-8", "replace")) for name, text in _GIVEN.findall(tag)}
         if b"name" in given and given.get(b"subset"):
             yield given[b"name"], given[b"subset"]
 

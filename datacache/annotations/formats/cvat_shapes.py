@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from html import escape, unescape
 from typing import Any, Final, NamedTuple
-from xml.sax.saxutils import escape, unescape
 
 from datacache.annotations.formats.geometry import (
     MAX_MASK_PIXELS,
@@ -217,7 +217,7 @@ def _whole(text: str) -> int:
 
 def unescaped(text: str) -> str:
     """Return the text of an attribute within an SVG."""
-    return unescape(text, {code: character for character, code in _SPACES.items()})
+    return unescape(text)
 
 
 def shape_text(box: Box, skeletons: Mapping[str, Skeleton], named: str, more: str) -> str:
@@ -297,17 +297,17 @@ def _mask_text(mask: Mask) -> str:
     return f' rle="{text}" left="{left}" top="{top}" width="{right - left}" height="{bottom - top}"'
 
 
-_SPACES: Final = {"\n": "&#10;", "\r": "&#13;", "\t": "&#9;", '"': "&quot;"}
+_SPACES: Final = str.maketrans({"\n": "&#10;", "\r": "&#13;", "\t": "&#9;", '"': "&quot;"})
 
 
 def quoted(text: str) -> str:
     """Return a text as an attribute of XML."""
-    return f'"{escape(_written(text), _SPACES)}"'
+    return f'"{escape(_written(text), quote=False).translate(_SPACES)}"'
 
 
 def text_of(text: str) -> str:
     """Return a text as the content of an element."""
-    return escape(_written(text), {"\r": "&#13;"})
+    return escape(_written(text), quote=False).replace("\r", "&#13;")
 
 
 def _written(text: str) -> str:

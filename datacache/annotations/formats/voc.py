@@ -19,9 +19,9 @@ from __future__ import annotations
 
 import re
 from decimal import Context, Decimal
+from html import escape
 from typing import Final, NoReturn
 from xml.parsers import expat
-from xml.sax.saxutils import escape
 
 from datacache.annotations.formats.values import parse_number
 from datacache.annotations.formats.xml_encoding import decode
@@ -468,7 +468,6 @@ def _attributes(pairs: str) -> list[tuple[str, str]]:
 # --- writing -------------------------------------------------------------------------------------------------------
 
 _UNWRITABLE: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-_ESCAPES: Final = {"\r": "&#13;"}
 
 
 def write(annotation: Annotation, *, origin: int = 0, folder: str = "", depth: int = 3) -> bytes:
@@ -516,4 +515,4 @@ def _pair_text(pair: tuple[str, str]) -> str:
 
 
 def _escaped(text: str) -> str:
-    return escape(_UNWRITABLE.sub("\ufffd", text), _ESCAPES)
+    return escape(_UNWRITABLE.sub("\ufffd", text), quote=False).replace("\r", "&#13;")

@@ -19,10 +19,10 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
+from html import escape, unescape
 from io import FileIO
 from pathlib import Path
 from urllib.parse import unquote_plus
-from xml.sax.saxutils import escape, unescape
 
 from datacache.core.concurrency import PerProcess, map_in_threads
 from datacache.core.errors import DatacacheError, ObjectNotFoundError, StoreError, StoreUnavailableError
@@ -131,7 +131,7 @@ class S3Uploads:
         """Make the parts the object; return the ETag the store answers with, '' where it says none. Ceph wants all
         parts named that are there."""
         listed = "".join(
-            f"<Part><PartNumber>{part.number}</PartNumber><ETag>{escape(quoted(part.etag))}</ETag></Part>"
+            f"<Part><PartNumber>{part.number}</PartNumber><ETag>{escape(quoted(part.etag), quote=False)}</ETag></Part>"
             for part in parts
         )
         body = f"<CompleteMultipartUpload>{listed}</CompleteMultipartUpload>".encode()
@@ -329,7 +329,7 @@ def answered_etag(body: bytes, url: str, store_url: str) -> str:
     found = _ETAG.search(body)
     if found is None:
         return ""
-    return plain_etag(unescape(found[1].decode("utf-8", "replace"), {"&quot;": '"', "&#34;": '"'}).strip())
+    return plain_etag(unescape(found[1].decode("utf-8", "replace")).strip())
 
 
 def quoted(etag: str) -> str:
