@@ -124,11 +124,12 @@ def renamed(annotation: Annotation, names: Mapping[str, str]) -> Annotation:
 
 def find(snapshot: Snapshot, annotations: Annotations, table: Table, predictions: Table | None) -> Iterator[Problem]:
     """Yield all problems: those that reading has found, and those of a closer look. `predictions` are of images of the
-    same paths."""
+    same paths; `UsageError` at the end where none has a score."""
     listed = annotations.splits()
     yield from table.problems()
     yield from listed.problems
     mending = Mending(snapshot, table, Splits(names=listed.names, listed=listed), fix=False)
+    scored = predictions is None
     for row in table.rows():
         problems: list[Problem] = []
         mending.is_left_out(row.path, problems)
@@ -136,8 +137,14 @@ def find(snapshot: Snapshot, annotations: Annotations, table: Table, predictions
             mending.mended(row.annotation, problems)
             predicted = None if predictions is None else predictions.row(row.path)
             if predicted is not None and predicted.annotation is not None:
+                scored = scored or any(_score(box) for box in predicted.annotation.boxes)
                 problems += _doubtful(row.annotation, predicted.annotation)
         yield from problems
+    if not scored:
+        raise UsageError(
+            "no image has a prediction with a score",
+            hint="Predictions are objects with scores in images of the same paths.",
+        )
 
 
 def own_format(table: Table) -> str:

@@ -83,6 +83,7 @@ def extra_of(**entry: Any) -> tuple[Extra | None, list[tuple[str, str]]]:
 @pytest.mark.parametrize(
     ("segmentation", "code"),
     [
+        ([[]], "polygon-empty"),
         ([[1, 2, 3]], "shape-malformed"),
         ([["a", 1, 2, 3, 4, 5]], "shape-malformed"),
         ([[1, 2], {"x": 1}], "shape-malformed"),

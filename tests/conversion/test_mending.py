@@ -197,6 +197,8 @@ def test_a_sure_prediction_makes_a_label_doubtful(make: Callable[..., str], tmp_
         )
     ]
     assert all(problem.code != "label-doubtful" for problem in api.problems(ref, settings=settings))
+    with pytest.raises(UsageError, match="no image has a prediction with a score"):
+        api.problems(ref, predictions=ref, settings=settings)
 
 
 def test_spellings_differ_in_capitals_and_separators_only() -> None:

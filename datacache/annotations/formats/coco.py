@@ -419,7 +419,11 @@ class _Reader:
             self.problem("shape-malformed", "repaired", message, image)
             return None
         ringed = [ring for ring in ringed if ring]
-        return polygon_of(ringed) if ringed else None
+        if not ringed:
+            message = f"the outline of {self.where} has no points; {stays}"
+            self.problem("polygon-empty", "repaired", message, image)
+            return None
+        return polygon_of(ringed)
 
     def _keypoints(self, entry: dict[str, JSON], label: str, image: _Image) -> Keypoints | None:
         """Read the keypoints of an object; None, and a problem, where they are not those of its class."""
