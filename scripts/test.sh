@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
 # Everything that must hold, on a bare Debian 12+ or Ubuntu 24.04+ machine: installs, checks the code, runs the tests.
-#   scripts/test.sh [--fast] [PYTEST ARGUMENT]...
-# --fast leaves out tests marked slow and those that start Ceph. The second run installs nothing.
+#   scripts/test.sh [--fast | --long] [PYTEST ARGUMENT]...
+# --fast leaves out tests marked slow and those that start Ceph; --long has the largest benchmarks run, too. The second
+# run installs nothing.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-fast=""
-if [ "${1:-}" = --fast ]; then
-  fast="not slow and not ceph and "
-  shift
-fi
+which="not long and "
+case "${1:-}" in
+  --fast) which+="not slow and not ceph and " && shift ;;
+  --long) which="" && shift ;;
+esac
 
 scripts/install.sh test
 unset PYTHONDONTWRITEBYTECODE  # what many processes import is compiled once
@@ -50,9 +51,9 @@ tests() {
 }
 # Four at a time, as tests wait for servers and processes more than they compute; then those that want to be alone, which
 # go by a second's silence of a process: by now all that it imports is compiled.
-tests -n 4 --dist worksteal -m "${fast}not alone" "$@"
+tests -n 4 --dist worksteal -m "${which}not alone" "$@"
 mapfile -t alone < <(grep -rl --include='test_*.py' 'mark\.alone' tests)  # importing all the others takes longer
-tests -m "${fast}alone" "${@:-${alone[@]}}"
+tests -m "${which}alone" "${@:-${alone[@]}}"
 for test in "${late[@]}"; do
   echo "failed once, and passed when nothing ran beside it: $test"
 done

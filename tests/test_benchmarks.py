@@ -32,9 +32,13 @@ BENCHMARKS += ("cluster_simulation", "cluster_attack", "cluster_peer", "disk_lim
 BENCHMARKS += ("kinds_peers", "polygons")
 
 
+LONG = {"cluster", "cluster_peer", "cluster_soak", "fairness", "first_epoch", "loader_decode", "loaders", "metadata"}
+LONG |= {"mount_epochs", "outages", "versions", "write_path"}
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="dropping the page cache needs root")
-@pytest.mark.parametrize("name", BENCHMARKS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.long] * (name in LONG)) for name in BENCHMARKS])
 def test_a_benchmark_runs_and_prints_its_table(name: str, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", f"benchmarks.{name}", "--quick", "--dir", str(tmp_path)],
