@@ -47,7 +47,7 @@ class Repeat(NamedTuple):
     kept: str
     """The image that it repeats."""
     similar: bool
-    """They are alike; else their bytes are the same."""
+    """True: the pictures are alike; False: the bytes are the same."""
 
 
 def find_repeats(

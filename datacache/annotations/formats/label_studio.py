@@ -64,7 +64,7 @@ _FLAGS: Final = ("difficult", "truncated", "occluded")
 _SAID: Final = ("choices", "text", "rating", "number")
 Result = Mapping[str, JSON]
 _Kept = tuple[Draft, list[tuple[Box, dict[str, tuple[float, float, int]]]], list[Problem]]
-"""What a task says: all but its objects, these with keypoints of theirs by name, and problems."""
+"""A task without its objects; these, with keypoints of theirs by name; and problems."""
 
 
 def parse(data: Data, file: str, classes: Sequence[str] = ()) -> DraftFile:

@@ -52,7 +52,7 @@ class Target:
         self._kept = Aside[tuple[str, Any]]()
         """The split of each image and what `finish` needs of it."""
         self._of_images = Aside[Annotation]()
-        """What is said of whole images, as far as the format cannot hold it."""
+        """Labels and captions of whole images, as far as the format cannot hold them."""
 
     def relative(self, relative: str, split: str, labels: Sequence[str]) -> str:
         """Return what an image is to be called, which is made unique then."""
