@@ -3,7 +3,7 @@
 Used by conversions, queries, statistics and previews, all through `Annotations`. Images are taken in ranges whose ends
 depend on their paths alone; the next version of a data set takes over the ranges in which no image and no annotation
 has changed, and reads only the others. Annotation files are parsed and images' headers looked at in as many processes
-as there are processors; the result does not depend on their number.
+as there are processors, or fewer where one file speaks of few images; the result does not depend on their number.
 """
 
 from __future__ import annotations

@@ -12,13 +12,21 @@ from math import isnan
 from typing import Final
 
 from datacache.annotations.model import Box, Problem, quote
-from datacache.annotations.shapes.outline import NOTHING, POINT_BYTES, Edges, Extra, Mask, Polygon, Rotated, bounds
+from datacache.annotations.shapes.outline import (
+    FEW_BYTES,
+    NOTHING,
+    POINT_BYTES,
+    Edges,
+    Extra,
+    Mask,
+    Polygon,
+    Rotated,
+    bounds,
+)
 
 SLACK_PX: Final = 0.01
 """How far a point may lie outside without a report; six decimals move one by less in any image that is decoded."""
 _BOX_DIFFERS_PX: Final = 2.0
-_FEW_BYTES: Final = 200 * POINT_BYTES
-"""Of points of polygons that can be computed with however their lines run (`clip.is_tangled`)."""
 Report = Callable[[str, bool, str], None]
 """Takes a code, whether it was repaired (else noted), and the message."""
 
@@ -64,7 +72,7 @@ def checked_shape(box: Box, width: int, height: int, file: str, problems: list[P
 def _is_clean(polygon: Polygon, box: Box, width: int, height: int) -> bool:
     """Tell of nearly every polygon of nearly every data set that nothing is to be said of it."""
     x1, y1, x2, y2 = bounds(polygon.points)
-    few = 3 * POINT_BYTES <= len(polygon.points) <= _FEW_BYTES
+    few = 3 * POINT_BYTES <= len(polygon.points) <= FEW_BYTES
     inside = few and 0.0 <= x1 < x2 <= width and 0.0 <= y1 < y2 <= height
     apart = max(abs(x1 - box.x1), abs(y1 - box.y1), abs(x2 - box.x2), abs(y2 - box.y2))
     return inside and apart <= _BOX_DIFFERS_PX
@@ -83,7 +91,7 @@ def _points_checked(
     if len(points) < 3 * POINT_BYTES or x1 >= x2 or y1 >= y2:
         report("polygon-empty", True, f"the outline of {shown} has no area; {stays}")
         return None, None
-    if len(points) > _FEW_BYTES:
+    if len(points) > FEW_BYTES:
         from datacache.annotations.shapes.clip import is_tangled
 
         if isinstance(outline, Polygon) and is_tangled(outline):

@@ -19,7 +19,7 @@ from shapely.geometry.base import BaseGeometry
 
 from datacache.annotations.shapes import mask as masks
 from datacache.annotations.shapes.outline import (
-    POINT_BYTES,
+    FEW_BYTES,
     Edges,
     Extra,
     Keypoints,
@@ -46,8 +46,6 @@ _OTHER_SIDE = {
 _LEAST_AREA = 1e-6
 """Of a ring in square pixels: what is below is rounding where a line was cut."""
 
-_FEW_POINTS = 200
-"""Are computed with in a second, however their lines run."""
 _MOST_PAIRS = 20_000
 """Of lines whose boxes overlap, besides some neighbours of each: 200 points at random have as many. Time and memory of
 all that is computed with a polygon grow with them."""
@@ -147,7 +145,7 @@ def clip(polygon: Polygon, window: Edges) -> Polygon | None:
 
 def is_tangled(polygon: Polygon) -> bool:
     """Tell whether lines run over one another so often that computing with the polygon takes too long."""
-    if len(polygon.points) <= _FEW_POINTS * POINT_BYTES:
+    if len(polygon.points) <= FEW_BYTES:
         return False
     ends = [np.stack((ring, np.roll(ring, -1, 0)), 1) for ring in (_array(points) for points, _ in rings(polygon))]
     lines = shapely.linestrings(np.concatenate(ends))

@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 Edges = tuple[float, float, float, float]
 """x1, y1, x2, y2."""
 POINT_BYTES = 16
+FEW_BYTES = 200 * POINT_BYTES
+"""Points of a polygon that is computed with in a second, however its lines run (`clip.is_tangled`)."""
 
 
 class Polygon(NamedTuple):
