@@ -7,13 +7,13 @@ and a range of each table. One thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 from datacache.annotations.layout import text
-from datacache.annotations.model import FORMATS, Annotation, Box, Problem
+from datacache.annotations.model import FORMATS, Annotation, Problem
 from datacache.annotations.shapes.outline import Skeleton
 from datacache.annotations.table.ranges import Row
 from datacache.annotations.table.table import LabelCount, Table
@@ -27,9 +27,6 @@ from datacache.reader.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from datacache.conversion.contents import ImageContents
-
-_ROUNDED = 0.01
-"""Pixels: formats round sides that far, and no two objects are so near to each other."""
 
 
 class Found(NamedTuple):
@@ -167,36 +164,6 @@ class Inputs:
 def _listed(annotations: Annotations) -> Splits:
     listed = annotations.splits()
     return Splits(names=listed.names, listed=listed)
-
-
-def joined(found: Sequence[Annotation]) -> Annotation:
-    """Return all that several annotations say of one image. The same object counts once: one of the same class whose
-    box is the same but for rounding."""
-    first, *others = found
-    if not others:
-        return first
-    boxes = list(first.boxes)
-    for other in others:
-        for box in other.boxes:
-            at = next((n for n, known in enumerate(boxes) if _same(known, box)), None)
-            if at is None:
-                boxes.append(box)
-            elif boxes[at].extra is None:
-                boxes[at] = boxes[at]._replace(extra=box.extra)
-    return first._replace(
-        boxes=tuple(boxes),
-        labels=_each_once(each.labels for each in found),
-        captions=_each_once(each.captions for each in found),
-        source=next((each.source for each in found if each.source), ""),
-    )
-
-
-def _same(one: Box, other: Box) -> bool:
-    return one.label == other.label and all(abs(a - b) < _ROUNDED for a, b in zip(one[1:5], other[1:5], strict=True))
-
-
-def _each_once(texts: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(chain.from_iterable(texts)))
 
 
 def own_target(tables: Sequence[Table]) -> str:

@@ -21,9 +21,10 @@ from datacache.annotations.model import Action, Annotation, Problem, quote, trun
 from datacache.catalog.base import Catalog
 from datacache.catalog.commit import check_target, commit_manifest
 from datacache.catalog.objects import NewFiles, ObjectWriter
-from datacache.conversion.combine import Inputs, joined
+from datacache.conversion.combine import Inputs
 from datacache.conversion.fitting import fit
 from datacache.conversion.index import Reading
+from datacache.conversion.joining import joined
 from datacache.conversion.model import Image, Report, Splits, stem
 from datacache.conversion.operations import Operations
 from datacache.conversion.problems import Mending, renamed
