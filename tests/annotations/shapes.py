@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from datacache.annotations.shapes.outline import Extra, Keypoints, Mask, Polygon, Rotated, pack, polygon_of
 
 cases = settings(max_examples=int(os.environ.get("DATACACHE_TEST_CASES") or 200))
-"""How many annotations are drawn for a comparison. `DATACACHE_TEST_CASES=10000` asks for as many as a format must
-hold."""
+"""How many annotations are drawn for a comparison, and for what a format reads again as it was written.
+`DATACACHE_TEST_CASES=10000` asks for as many as a format must hold; they take minutes: `pytest --timeout 0`."""
 words = st.text(max_size=6)
 any_number = (
     st.integers(0, 30_000).map(lambda n: n / 100) | st.floats() | st.sampled_from([-0.0, math.inf, 2.0**53, 0.1 + 0.2])

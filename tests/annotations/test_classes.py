@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from datacache.annotations.check import clean_label
 from datacache.annotations.classes import class_order, read_classes, read_data_yaml, write_classes
 from datacache.core.errors import AnnotationError, UsageError
+from tests.annotations.shapes import cases
 
 labels = st.text(st.characters(codec="utf-8"), min_size=1, max_size=12).map(clean_label).filter(bool)
 
@@ -38,8 +39,8 @@ def test_what_could_mean_two_orders_is_an_error_that_names_the_line():
         read_classes(b"\xff\xff\xff", "obj.names")
 
 
+@cases
 @given(st.lists(labels, unique=True, max_size=6))
-@settings(max_examples=200, deadline=None)
 def test_what_is_written_is_read_again(names):
     assert read_classes(write_classes(names), "c") == tuple(names)
 

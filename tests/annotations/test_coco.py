@@ -16,6 +16,7 @@ from datacache.annotations.image_header import ImageHeader
 from datacache.annotations.model import PROBLEMS, Annotation, Box
 from datacache.annotations.shapes.outline import Extra
 from datacache.core.errors import AnnotationError
+from tests.annotations.shapes import cases
 
 IMAGES = [{"id": 1, "file_name": "a.jpg", "width": 640, "height": 480}, {"id": 2, "file_name": "b.jpg"}]
 CATEGORIES = [{"id": 1, "name": "mask"}, {"id": 5, "name": "no_mask"}]
@@ -376,16 +377,16 @@ def written_and_read(annotations):
     return [draft for draft, _ in found.images]
 
 
+@cases
 @given(st.lists(annotated(sixteenths), max_size=3, unique_by=lambda annotation: annotation.path))
-@settings(max_examples=200, deadline=None)
 def test_what_is_written_is_read_again_exactly(annotations):
     for draft, annotation in zip(written_and_read(annotations), annotations, strict=True):
         boxes = tuple(box._replace(line=0) for box in draft.boxes)
         assert (draft.width, draft.height, boxes) == (annotation.width, annotation.height, annotation.boxes)
 
 
+@cases
 @given(st.lists(annotated(decimals), max_size=3, unique_by=lambda annotation: annotation.path))
-@settings(max_examples=200, deadline=None)
 def test_a_box_is_read_again_to_the_last_digits_of_a_float(annotations):
     for draft, annotation in zip(written_and_read(annotations), annotations, strict=True):
         for read, box in zip(draft.boxes, annotation.boxes, strict=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from collections.abc import Iterable, Iterator
 
 import pytest
 from hypothesis import given
@@ -435,6 +436,57 @@ def test_what_was_written_is_read_back(found: list[Box], labels: list[str], spli
     # Once more, to the last digit.
     again = annotation._replace(boxes=draft.boxes)
     assert b"".join(cvat.write([(split, again)], ["sk", "a"], SKELETONS, 1)) == data
+
+
+@st.composite
+def videos(draw: st.DrawFn) -> list[tuple[int, Annotation]]:
+    """Draw frames with objects, some of them of tracks: the objects of one have its label, group and author."""
+    frames: dict[int, list[Box]] = {frame: [] for frame in draw(st.lists(st.integers(0, 12), max_size=6, unique=True))}
+    for track in range(draw(st.integers(0, 3)) if frames else 0):
+        first = draw(objects())
+        whose = (first.extra or Extra())._replace(track=draw(st.sampled_from([-1, track, track * 100])))
+        shown = draw(st.lists(st.sampled_from([*frames]), unique=True)) if whose.track >= 0 else [*frames][:1]
+        for frame in shown:
+            box = draw(objects())
+            if box.label == "sk" != first.label:  # points of another class have no visibility
+                continue
+            extra = (box.extra or Extra())._replace(track=whose.track, group=whose.group, author=whose.author)
+            frames[frame].append(box._replace(label=first.label, extra=None if extra == Extra() else extra))
+    return [(n, Annotation(f"frame_{n:06d}", WIDTH, HEIGHT, tuple(found))) for n, found in sorted(frames.items())]
+
+
+def of_tracks(boxes: Iterable[Box], tracks: set[int]) -> Iterator[Box]:
+    """Yield boxes as `plain` does, of these tracks or of none."""
+    for box in map(near, boxes):
+        extra = box.extra or Extra()
+        if extra.track not in tracks:
+            extra = extra._replace(track=-1)
+        alone = extra.outline is None and extra.keypoints is None
+        yield plain(box._replace(extra=None if extra == Extra() else extra), edges=alone)
+
+
+@cases
+@given(videos())
+def test_a_video_that_was_written_is_read_back(frames: list[tuple[int, Annotation]]) -> None:
+    count = 1 + max([frame for frame, _ in frames], default=0)
+    data = b"".join(cvat.write_video(frames, ["sk", "a"], SKELETONS, count))
+    back = cvat.parse(data, FILE)
+    assert back.problems == []
+    assert not any(problems for _, problems in back.images)
+    shown = [(frame, each) for frame, each in frames if each.boxes]
+    assert [(draft.name, draft.width, draft.height) for draft, _ in back.images] == [each[:3] for _, each in shown]
+    known = {box.extra.track for _, each in shown for box in each.boxes if box.extra}
+    for (draft, _), (_, annotation) in zip(back.images, shown, strict=True):
+        alone = sum((box.extra or Extra()).track < 0 for box in annotation.boxes)
+        new = [box.extra.track for box in draft.boxes if box.extra and box.extra.track not in known]
+        assert len(new) == len(set(new)) == alone
+        # Those of a frame are in the order of their tracks.
+        one, other = (sorted(map(repr, of_tracks(boxes, known))) for boxes in (draft.boxes, annotation.boxes))
+        assert one == other
+    # Once more, to the last digit.
+    boxes = {draft.name: draft.boxes for draft, _ in back.images}
+    again = [(frame, each._replace(boxes=boxes.get(each.path, ()))) for frame, each in frames]
+    assert b"".join(cvat.write_video(again, ["sk", "a"], SKELETONS, count)) == data
 
 
 def test_a_turn_that_rounds_to_none_is_a_box() -> None:

@@ -10,6 +10,7 @@ from datacache.annotations.check import check
 from datacache.annotations.formats import keras_yolo
 from datacache.annotations.image_header import ImageHeader
 from datacache.annotations.model import PROBLEMS, Annotation, Box
+from tests.annotations.shapes import cases
 
 CLASSES = ("mask", "no_mask")
 IDS = {"mask": 0, "no_mask": 1}
@@ -157,9 +158,9 @@ def annotations(draw):
     return Annotation(draw(st.sampled_from(["a.jpg", "b c/d.PNG", "ü,1.jpg"])), width, height, tuple(found))
 
 
+@cases
 @given(annotations())
-@settings(max_examples=300, deadline=None)
-def test_what_is_written_is_read_again_within_a_pixel_and_inside_the_image(annotation):
+def test_what_is_written_is_read_again_within_a_pixel_and_written_so_again(annotation):
     line, _ = keras_yolo.write_line(annotation, IDS)
     found = keras_yolo.parse(line, "f", CLASSES)
     assert found.problems == []
@@ -172,6 +173,7 @@ def test_what_is_written_is_read_again_within_a_pixel_and_inside_the_image(annot
         assert 0 <= read.x1 < read.x2 <= annotation.width
         assert 0 <= read.y1 < read.y2 <= annotation.height
         assert all(edge == int(edge) for edge in read[1:5])
+    assert keras_yolo.write_line(annotation._replace(boxes=draft.boxes), IDS)[0] == line
 
 
 words = st.sampled_from(

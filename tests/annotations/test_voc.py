@@ -15,6 +15,7 @@ from datacache.annotations.formats.voc import MAX_OBJECTS, VocReader
 from datacache.annotations.formats.xml_encoding import decode
 from datacache.annotations.model import Annotation, Box, Draft, Problem
 from datacache.core.errors import AnnotationError
+from tests.annotations.shapes import cases
 
 FILE = "Annotations/a.xml"
 SIZE = "<size><width>640</width><height>480</height><depth>3</depth></size>"
@@ -697,7 +698,7 @@ written_boxes = st.builds(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@cases
 @given(st.lists(written_boxes, max_size=3), stripped, st.sampled_from([0, 1]))
 def test_what_is_written_is_read_back_exactly(boxes: list[Box], name: str, origin: int) -> None:
     assume("/" not in name)

@@ -15,6 +15,7 @@ from datacache.annotations.image_header import ImageHeader
 from datacache.annotations.model import PROBLEMS, Annotation, Box
 from datacache.annotations.shapes.outline import Skeleton
 from datacache.core.errors import AnnotationError, UsageError
+from tests.annotations.shapes import cases
 
 CLASSES = ("mask", "no_mask")
 
@@ -182,8 +183,8 @@ def annotations(draw):
     return Annotation("a.jpg", width, height, tuple(found))
 
 
+@cases
 @given(annotations())
-@settings(max_examples=300, deadline=None)
 def test_what_is_written_is_read_again_within_the_rounding(annotation):
     width, height = annotation.width, annotation.height
     data = yolo.write(annotation, {"mask": 0, "no_mask": 1})
@@ -255,8 +256,8 @@ odd_labels = st.one_of(
 )
 
 
+@cases
 @given(st.lists(odd_labels.map(clean_label).filter(bool), max_size=5, unique=True))
-@settings(max_examples=300, deadline=None)
 def test_any_label_survives_data_yaml(names):
     data = yolo.data_yaml({"train": "images"}, names)
     assert read_data_yaml(data, "d").classes == tuple(names)

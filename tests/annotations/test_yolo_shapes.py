@@ -32,6 +32,15 @@ def read(text: str, size: tuple[int, int] = (100, 200), **more: object) -> tuple
 
 
 @cases
+@given(lines(4, 4), sizes)
+def test_boxes_are_written_as_they_were_read(text: str, size: tuple[int, int]) -> None:
+    annotation, problems = read(text, size)
+    assert not problems
+    assert all(box.extra is None for box in annotation.boxes)
+    assert yolo.write(annotation, IDS).decode() == text
+
+
+@cases
 @given(lines(3, 8, step=2), sizes)
 def test_polygons_are_written_as_they_were_read(text: str, size: tuple[int, int]) -> None:
     annotation, problems = read(text, size)

@@ -8,14 +8,22 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image
 
 from datacache import api
+from datacache.annotations.check import clean_label
 from datacache.annotations.layout import detect
+from datacache.annotations.model import Annotation
+from datacache.annotations.pairing import folder_class, folder_split
 from datacache.conversion.pipeline import Conversion
+from datacache.conversion.targets.base import About
+from datacache.conversion.targets.folders import Folders
 from datacache.core.errors import ConversionError
 from datacache.settings import Settings
 from tests.annotations.folders import Folder
+from tests.annotations.shapes import cases
 
 pytestmark = pytest.mark.shared_home
 Make = Callable[..., str]
@@ -87,6 +95,25 @@ def test_folders_are_the_same_there_and_back(
         "dog/a.jpg",
         "dog/c.jpg",
     ]
+
+
+labels = st.text(st.characters(codec="utf-8"), min_size=1, max_size=12).map(clean_label).filter(bool)
+paths = st.lists(st.sampled_from(["a", "cat", "images", "train"]), max_size=3).map(
+    lambda above: "/".join((*above, "x.jpg"))
+)
+
+
+@cases
+@given(labels, paths, st.sampled_from(["train", "val"]))
+def test_any_label_is_the_folder_of_its_image(label: str, path: str, split: str) -> None:
+    target = Folders(About((), ("train", "val")))
+    written = target.image_path(target.relative(path, split, (label,)), split)
+    folder = folder_class(written.encode()).decode()
+    _, problems = target.add(Annotation(written, 1, 1, (), (label,)), split, annotated=True)
+    assert (folder == label) == (not problems)
+    assert folder.removeprefix("_") == label.replace("/", "_").removeprefix("_")
+    assert folder_split(written.encode()) == split
+    assert target.relative(written, split, (folder,)) == written
 
 
 def test_folders_without_splits_are_classes_where_that_is_said(
