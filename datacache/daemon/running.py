@@ -136,8 +136,10 @@ def _serve(
     peers = open_peers(settings, members) if members is not None else None
     daemon = Daemon(settings, writer, catalog, environments, peers=peers, parts=parts)
     path = paths.socket_path(settings.home, writer.part.number)
-    # What the first fetch needs takes a while to import: have it ready by then.
-    threading.Thread(target=import_store_clients, daemon=True).start()
+    if settings.stores or environments is None or environments.newest_first()[0]:
+        # What the first fetch from a bucket needs takes a while to import: have it ready by then. A daemon that nobody
+        # told of a bucket may serve folders of this machine alone.
+        threading.Thread(target=import_store_clients, daemon=True).start()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: daemon.stopping.set())
     server = FrameServer(
