@@ -3,16 +3,19 @@
 An outline becomes the nearest thing: a mask is traced to a polygon, a polygon with holes is filled to a mask or its
 rings are joined, a rotated box becomes a polygon, and where a format has no outlines the object stays as its box. What
 has no counterpart is left out. Each kind of change is one problem an image, `changed`, with the number of objects in
-its message; `--strict` refuses it. Used by the pipeline, between the boxes that were chosen and the target. Images with
-boxes alone cost one look at each. Pure, any thread; NumPy, shapely and pycocotools are imported for what is changed.
+its message; what is no shape (attributes, scores and the like) is one problem a conversion (`Losses`). `--strict`
+refuses both. Used by the pipeline, between the boxes that were chosen and the target. Images with boxes alone cost one
+look at each. Pure, any thread; NumPy, shapely and pycocotools are imported for what is changed.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
 from typing import Final
 
 from datacache.annotations.formats.geometry import around_keypoints
-from datacache.annotations.model import Annotation, Box, Problem
+from datacache.annotations.model import Annotation, Box, Problem, quote
 from datacache.annotations.shapes.outline import NOTHING, Extra, Mask, Outline, Polygon, Rotated, rings
 from datacache.core.counters import count
 
@@ -22,6 +25,10 @@ _JOINED_BYTES: Final = 2 * 10**9
 _PAIRS_AT_ONCE: Final = 4_000_000
 _ROUNDED: Final = 0.01
 """Pixels."""
+_FLAGS: Final = ("difficult", "truncated", "occluded")
+_NO_DETAILS: Final = (False, False, False, ())
+_DETAILS: Final = ("track", "group", "score", "author")
+_MAX_NAMES, _SHOWN_NAMES = 10_000, 10
 
 
 def fit(annotation: Annotation, holds: frozenset[str], problems: list[Problem]) -> Annotation:
@@ -73,15 +80,9 @@ class _Fitting:
         kept = extra._replace(outline=outline, keypoints=keypoints)
         if outline is not extra.outline:
             kept = kept._replace(area=None)
-        details = kept._replace(
-            track=kept.track if "track" in self._holds else -1,
-            group=kept.group if "group" in self._holds else -1,
-            score=kept.score if "score" in self._holds else None,
-            author=kept.author if "author" in self._holds else "",
-        )
-        if details != kept:
-            self.say("details-left-out", "tracks, groups, scores or authors{of} are left out", box.line)
-        return box._replace(extra=None if details == NOTHING else details)
+        if kept[2:6] != NOTHING[2:6]:  # `Losses` has counted these
+            kept = kept._replace(**{name: getattr(NOTHING, name) for name in _DETAILS if name not in self._holds})
+        return box._replace(extra=None if kept == NOTHING else kept)
 
     def _say_boxed(self, outline: Outline, box: Box) -> None:
         if isinstance(outline, Polygon):
@@ -131,6 +132,44 @@ class _Fitting:
             self.say("rings-joined", "the rings of the polygons{of} were joined to one", line)
             return Polygon(_joined([ring for ring, _ in rings(outline)]))
         return outline
+
+
+class Losses:
+    """Counts the objects of a conversion by what else they have that the format cannot hold. Fed before image
+    operations: what is cut into tiles counts once, and that it was cut does not count."""
+
+    def __init__(self, holds: frozenset[str]) -> None:
+        self._holds = holds
+        self._objects: Counter[str] = Counter()
+        self._first = "", 0
+
+    def take(self, annotation: Annotation) -> None:
+        """Count the objects of an image."""
+        for box in annotation.boxes:
+            if box[5:9] == _NO_DETAILS and (box.extra is None or box.extra[2:6] == NOTHING[2:6]):
+                continue
+            lost = list(self._lost_of(box))
+            if lost and not self._objects:
+                self._first = annotation.source or annotation.path, box.line
+            for name in lost:
+                self._objects[name if len(self._objects) < _MAX_NAMES or name in self._objects else "others"] += 1
+
+    def problems(self) -> Iterator[Problem]:
+        """Yield what was lost, in one problem at the place of the first object."""
+        shown = [f"{name} ({count(times, 'object')})" for name, times in self._objects.most_common(_SHOWN_NAMES)]
+        if shown:
+            more = len(self._objects) - len(shown)
+            names = ", ".join(shown) + (f" and {more:,} more" if more else "")
+            yield Problem(
+                "details-left-out", "changed", *self._first, f"left out, as the format does not hold them: {names}"
+            )
+
+    def _lost_of(self, box: Box) -> Iterator[str]:
+        holds, extra = self._holds, box.extra or NOTHING
+        yield from (flag for flag, there in zip(_FLAGS, box[5:8], strict=True) if there and flag not in holds)
+        if "attributes" not in holds:
+            yield from (quote(name) for name in dict(box.attributes) if f"attribute {name}" not in holds)
+        yield from (name for name in _DETAILS if getattr(extra, name) != getattr(NOTHING, name) and name not in holds)
 
 
 def _joined(parts: list[bytes]) -> bytes:

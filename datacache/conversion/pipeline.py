@@ -22,7 +22,7 @@ from datacache.catalog.base import Catalog
 from datacache.catalog.commit import check_target, commit_manifest
 from datacache.catalog.objects import NewFiles, ObjectWriter
 from datacache.conversion.combine import Inputs
-from datacache.conversion.fitting import fit
+from datacache.conversion.fitting import Losses, fit
 from datacache.conversion.index import Reading
 from datacache.conversion.joining import joined
 from datacache.conversion.model import Image, Report, Splits, stem
@@ -123,8 +123,9 @@ def run(
     sources: list[Source] = list(snapshot.manifest.root.sources)
     files = NewFiles(sources, catalog.put_blobs, open_objects)
     builder = ManifestBuilder(sources, catalog.put_blobs)
+    losses = Losses(target.holds)
     images: Iterable[Image] = _images(
-        inputs, plan, mending, files, classes=frozenset(order), target=target, report=report
+        inputs, plan, mending, files, classes=frozenset(order), target=target, losses=losses, report=report
     )
     if plan.operations:
         number = files.source(files.objects.source)
@@ -148,6 +149,7 @@ def run(
         builder.add(entry)
     for splits in inputs.splits:
         report.problems += splits.listed.unmatched() if splits.listed is not None else ()
+    report.problems += losses.problems()
     report.problems += _empty_splits(inputs.split_names, report, plan.to)
     if plan.strict:
         _expect_none_wrong(inputs, report)
@@ -218,6 +220,7 @@ def _images(
     *,
     classes: frozenset[str],
     target: Target,
+    losses: Losses,
     report: Report,
 ) -> Iterator[Image]:
     """Yield the images that go into the result, with what is left of their boxes."""
@@ -255,6 +258,7 @@ def _images(
             message = f"{row.path}: {count(len(chosen.boxes), 'object')} left out; the format has none"
             report.problems.append(Problem("objects-left-out", "changed", chosen.source, 0, message))
             chosen = chosen._replace(boxes=())
+        losses.take(chosen)
         goes_on = any(problem.code == "image-goes-on" for problem in row.problems)
         objects = sum(len(each.boxes) for each in found)
         yield Image(row.path, chosen, entry, number, split, annotated, objects, goes_on, dataset)

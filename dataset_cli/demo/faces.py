@@ -139,7 +139,7 @@ def _xml(name: str, width: int, height: int, boxes: list[_Box]) -> str:
     objects = "".join(
         f"""  <object>
     <name>{MASKED if box.masked else BARE}</name>
-    <pose>Frontal</pose>
+    <pose>Unspecified</pose>
     <truncated>0</truncated>
     <difficult>0</difficult>
     <bndbox>

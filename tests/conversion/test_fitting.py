@@ -19,7 +19,7 @@ from datacache.annotations.shapes import mask as masks
 from datacache.annotations.shapes.mask import encode, fill
 from datacache.annotations.shapes.outline import Extra, Keypoints, Mask, Polygon, Rotated, bounds, pack, polygon_of
 from datacache.conversion import fitting
-from datacache.conversion.fitting import fit
+from datacache.conversion.fitting import Losses, fit
 from datacache.conversion.pipeline import Conversion
 from datacache.conversion.targets import TARGETS
 from datacache.core.errors import ConversionError, UsageError
@@ -56,9 +56,6 @@ def fitted(holds: frozenset[str], *extras: Extra, **more: Any) -> tuple[list[Ext
         (BOXES, Extra(TURNED), "rotation-boxed"),
         (BOXES, Extra(keypoints=POINTS), "keypoints-left-out"),
         (SEGMENT, Extra(keypoints=POINTS), "keypoints-left-out"),
-        (BOXES, Extra(track=3), "details-left-out"),
-        (BOXES, Extra(score=0.5), "details-left-out"),
-        (COCO, Extra(group=0, author="me"), "details-left-out"),
         (MASKS, Extra(Polygon(pack((0, 0, 30, 1) * 14_000))), "polygon-boxed"),
     ],
 )
@@ -161,6 +158,38 @@ def test_the_objects_of_an_image_are_counted_under_one_code() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("to", "lost"),
+    [
+        ("yolo", "'colour' (3 objects), difficult (2 objects), track (1 object), group (1 object) and 4 more"),
+        ("coco", "track (1 object), group (1 object), author (1 object)"),
+        ("cvat-video", "score (1 object)"),
+        ("voc", "track (1 object), group (1 object), score (1 object), author (1 object)"),
+        ("open-images", "'colour' (3 objects), difficult (2 objects), track (1 object), group (1 object)"),
+    ],
+)
+def test_what_is_no_shape_is_one_line_a_conversion(to: str, lost: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fitting, "_SHOWN_NAMES", 4)
+    losses = Losses(TARGETS[to].holds)  # type: ignore[attr-defined]
+    plain = Box("a", 2, 2, 12, 12, extra=Extra(Polygon(pack(SQUARE))))
+    dark = plain._replace(attributes=(("colour", "dark"),), line=7)
+    all_of_it = dark._replace(difficult=True, extra=Extra(None, POINTS, 1, 2, 0.5, "me"))
+    flags = dark._replace(difficult=True, truncated=True, attributes=(("IsInside", "1"), ("colour", "light")))
+    for path, boxes in (("a.jpg", (plain,)), ("b.jpg", (plain, dark, all_of_it)), ("c.jpg", (flags,))):
+        losses.take(Annotation(path, 30, 30, boxes, (), f"{path}.xml"))
+    (problem,) = losses.problems()
+    message = f"left out, as the format does not hold them: {lost}"
+    assert problem == Problem("details-left-out", "changed", "b.jpg.xml", 7, message)
+    assert fitted(BOXES, Extra(track=1, group=2, score=0.5, author="me")) == ([None], [])
+
+
+def test_nothing_is_said_where_nothing_is_lost() -> None:
+    losses = Losses(TARGETS["cvat-video"].holds)  # type: ignore[attr-defined]
+    box = Box("a", 2, 2, 12, 12, True, True, True, (("colour", "dark"),), 1, Extra(TURNED, None, 1, 2, None, "me"))
+    losses.take(Annotation("a.jpg", 30, 30, (box,)))
+    assert list(losses.problems()) == []
+
+
 # --- whole data sets --------------------------------------------------------------------------------------------------
 
 
@@ -248,6 +277,7 @@ def test_the_targets_of_yolo_each_have_their_kind(
         "polygon-boxed",
         "mask-boxed",
         "keypoints-left-out",
+        "details-left-out",  # one is a crowd
     }
 
 

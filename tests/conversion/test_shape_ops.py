@@ -262,3 +262,15 @@ def test_a_data_set_is_cut_into_tiles(faces, make, files, settings) -> None:
     assert len(images) == done.report.written > done.report.images
     assert (done.report.emptied, done.report.empty) == (0, 0)
     assert done.record.lineage.parameters["operations"]["tile"] == "200x200"
+
+
+def test_an_object_in_several_tiles_loses_its_attributes_once(data_set, tmp_path, settings) -> None:
+    data_set("wide", {"a": (9, [("cat", 28)])})
+    xml = tmp_path / "wide" / "Annotations" / "a.xml"
+    xml.write_text(xml.read_text().replace("</name>", "</name><difficult>1</difficult>"))
+    ref = api.create_snapshot("wide", (tmp_path / "wide").as_uri(), settings=settings).ref
+    done = api.convert(ref, to="yolo", name="plain", tile="32x24", settings=settings)
+    assert done.report.boxes == 2
+    (problem,) = [problem for problem in done.report.problems if problem.code == "details-left-out"]
+    # That the tiles cut it is no flag of the source.
+    assert problem.message.endswith(": difficult (1 object)")

@@ -24,6 +24,7 @@ from datacache.core.errors import AnnotationError
 _SIDES: Final = ("XMin", "YMin", "XMax", "YMax")
 _FLAGS: Final = ("IsTruncated", "IsOccluded")
 _MORE: Final = ("IsGroupOf", "IsDepiction", "IsInside")
+ATTRIBUTES: Final = (*_FLAGS, *_MORE)
 _BOX_COLUMNS: Final = (
     *("ImageID", "Source", "LabelName", "Confidence", "XMin", "XMax", "YMin", "YMax"),
     *("IsOccluded", "IsTruncated", *_MORE),
@@ -107,7 +108,7 @@ def _box(label: str, edges: Sequence[float], row: Mapping[str, str], number: int
     extra = NOTHING._replace(
         score=None if score is None or score == 1 else score, author="" if author == _USUAL_AUTHOR else author
     )
-    flags = [(name, row[name]) for name in (*_FLAGS, *_MORE) if row.get(name, "0") != "0"]
+    flags = [(name, row[name]) for name in ATTRIBUTES if row.get(name, "0") != "0"]
     truncated, occluded = ((name, "1") in flags for name in _FLAGS)
     attributes = tuple(sorted(pair for pair in flags if pair[0] not in _FLAGS or pair[1] != "1"))
     x1, y1, x2, y2 = edges

@@ -13,6 +13,8 @@ from datacache.annotations.pairing import split_of_name
 from datacache.annotations.shapes.outline import Skeleton
 
 File = tuple[str, bytes]
+SAID = frozenset({"difficult", "truncated", "occluded", "attributes"})
+"""What a format holds that has attributes of objects."""
 
 
 class About(NamedTuple):
@@ -38,7 +40,8 @@ class Target:
     holds: frozenset[str] = frozenset()
     """The kinds that the format has besides boxes and labels; `fitting` changes all others: `polygon`, `rings` (several
     of a polygon), `holes`, `mask`, `rotated`, `keypoints`, `outline+keypoints` and
-    `box+keypoints` (of one object), `track`, `group`, `score`, `author`, `captions`, `labels` (of images)."""
+    `box+keypoints` (of one object), `difficult`, `truncated`, `occluded`, `attributes` (all) or `attribute NAME`,
+    `track`, `group`, `score`, `author`, `captions`, `labels` (of images)."""
     of_objects = True
     """False for a format that has labels of images alone."""
     lists_paths = False

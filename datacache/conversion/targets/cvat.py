@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 
 from datacache.annotations.formats import cvat
 from datacache.annotations.model import Annotation, Problem
-from datacache.conversion.targets.base import About, File, Target
+from datacache.conversion.targets.base import SAID, About, File, Target
 from datacache.core.errors import UsageError
 
 
 class Cvat(Target):
-    holds = frozenset({"polygon", "mask", "rotated", "keypoints", "group", "author"})
+    holds = SAID | {"polygon", "mask", "rotated", "keypoints", "group", "author"}
 
     def __init__(self, about: About) -> None:
         super().__init__(about)
@@ -32,7 +32,7 @@ class Cvat(Target):
 class CvatVideo(Target):
     """Images are the frames, in the order of their paths."""
 
-    holds = frozenset({"polygon", "mask", "rotated", "keypoints", "group", "author", "track"})
+    holds = Cvat.holds | {"track"}
     split_folders = False
 
     def __init__(self, about: About) -> None:

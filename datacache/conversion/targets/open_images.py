@@ -11,7 +11,9 @@ from datacache.conversion.targets.base import About, File, Target
 
 
 class OpenImages(Target):
-    holds = frozenset({"score", "author", "labels"})
+    holds = frozenset(
+        {*("truncated", "occluded", "score", "author", "labels"), *map("attribute {}".format, open_images.ATTRIBUTES)}
+    )
     lists_paths = True
 
     def __init__(self, about: About) -> None:

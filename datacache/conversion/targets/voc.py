@@ -8,12 +8,12 @@ from datacache.annotations.formats import voc
 from datacache.annotations.formats.mask_images import write_label_map, write_masks
 from datacache.annotations.model import Annotation, Problem
 from datacache.conversion.model import stem
-from datacache.conversion.targets.base import About, File, Target, lines
+from datacache.conversion.targets.base import SAID, About, File, Target, lines
 from datacache.core.counters import count
 
 
 class Voc(Target):
-    holds = frozenset({"mask"})
+    holds = SAID | {"mask"}
     folder = "JPEGImages"
     split_folders = False
 
