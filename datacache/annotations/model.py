@@ -170,6 +170,7 @@ PROBLEMS: Final[dict[str, str]] = {
     "box-empty": "A box has no area (or none that six decimals could say)",
     # Labels.
     "label-absent": "A label says what the image does not show",
+    "label-unsure": "A label of the whole image has a confidence",
     "label-empty": "A label is missing or empty",
     "label-spaces": "A label has spaces around it",
     "label-characters": "A label has line breaks, control characters or halves of characters in it",

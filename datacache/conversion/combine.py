@@ -118,6 +118,11 @@ class Inputs:
         known = (table.meta.get("supercategories", {}).items() for table in reversed(self.tables))
         return {rename.get(label, label): name for label, name in chain.from_iterable(known)}
 
+    def identifiers(self, rename: Mapping[str, str]) -> dict[str, str]:
+        """Return the ids of classes that keep their names."""
+        known = (table.meta.get("identifiers", {}).items() for table in reversed(self.tables))
+        return {label: id for label, id in chain.from_iterable(known) if rename.get(label, label) == label}
+
     def images(self, source: Callable[[Source], int], problems: list[Problem]) -> Iterator[Found]:
         """Yield the images that can be used, each once. `source` gives the sources of manifests their number in the
         result."""

@@ -47,7 +47,7 @@ from datacache.manifest.model import BlobId, Entry
 from datacache.manifest.reader import Manifest
 from datacache.reader.snapshot import Snapshot
 
-VERSION = 7
+VERSION = 8
 """Of what is read out of files: a table that another version made is made anew."""
 _EARLIER_TABLES = 5
 _IMAGES_A_PROCESS = 10_000
@@ -162,7 +162,11 @@ class Annotations:
         for problem in source.problems:
             builder.add_problem(problem)
         meta = {"format": source.format, "classes": list(source.classes), "version": VERSION, **reading.as_json()}
-        of_classes = {"skeletons": source.skeletons, "supercategories": source.supercategories}
+        of_classes = {
+            "skeletons": source.skeletons,
+            "supercategories": source.supercategories,
+            "identifiers": source.identifiers,
+        }
         return builder.finish(meta | {name: value for name, value in of_classes.items() if value})
 
     def _earlier(self) -> Table | None:

@@ -118,6 +118,7 @@ def run(
         plan.reading.origin,
         inputs.skeletons(plan.rename),
         inputs.supercategories(plan.rename),
+        inputs.identifiers(plan.rename),
     )
     target = TARGETS[plan.to](about)
     sources: list[Source] = list(snapshot.manifest.root.sources)

@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from typing import Final, NamedTuple
 
@@ -376,6 +377,8 @@ class AnnotationSource:
         self.skeletons: dict[str, Skeleton] = dict.fromkeys(self.classes, self.pose) if self.pose and named else {}
         self.supercategories: dict[str, str] = {}
         """Of the classes, where files say so. Complete with the first of `images`."""
+        self.identifiers: dict[str, str] = {}
+        """Ids of classes that are no numbers, likewise."""
         self.problems: list[Problem] = [*problems, *self.layout.problems()]
         """Those of no image. Complete when `images` has come to its end."""
 
@@ -512,8 +515,7 @@ class AnnotationSource:
             if metadata.is_metadata(name):
                 found = metadata.parse(data, name)
             elif self.format == "open-images":
-                names = [open_images.parse_classes(self.read(path)) for path in self.layout.class_lists]
-                found = open_images.parse(data, name, {id: text for part in names for id, text in part.items()})
+                found = open_images.parse(data, name, self._class_names)
             else:
                 found = _PARSERS[self.format](data, name, self.classes)
         except AnnotationError as exc:
@@ -525,6 +527,21 @@ class AnnotationSource:
         if not self.classes:
             self.classes = found.classes
         return self._frames(file, found) if found.frames else found.images
+
+    @cached_property
+    def _class_names(self) -> dict[str, str]:
+        """Return the names of Open Images's ids of classes."""
+        names: dict[str, str] = {}
+        for path in self.layout.class_lists:
+            try:
+                found, problems = open_images.parse_classes(_StoredFile(self._snapshot, path), text(path))
+            except AnnotationError as exc:
+                self.problems.append(unusable_file(exc))
+                continue
+            self.problems += problems
+            names |= found
+        self.identifiers = open_images.identifiers(names)
+        return names
 
     def _frames(self, file: bytes, found: DraftFile) -> Sequence[tuple[Draft, list[Problem]]]:
         """Return the frames of a video. Where no image is called so, they are the images at or below the file, in the

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from datacache import api
-from datacache.annotations.formats import open_images
+from datacache.annotations.formats import json_stream, open_images
 from datacache.annotations.layout import detect
 from datacache.annotations.model import Annotation, Box, Draft
 from datacache.annotations.shapes.outline import Extra
@@ -28,7 +29,7 @@ BOXES = """ImageID,Source,LabelName,Confidence,XMin,XMax,YMin,YMax,IsOccluded,Is
 LABELS = """ImageID,Source,LabelName,Confidence
 000026e7ee790996,verification,/m/01yrx,1
 000026e7ee790996,verification,/m/07j7r,0
-fffc6543b32da1dd,machine,"/m/odd, one",0.7
+fffc6543b32da1dd,machine,"/m/odd, one",1
 """
 CLASSES = '/m/07j7r,Tree\n/m/01yrx,"Cat, domestic"\n'
 NAMES = {"/m/07j7r": "Tree", "/m/01yrx": "Cat, domestic"}
@@ -67,12 +68,37 @@ def test_labels_of_confidence_0_are_none_of_the_image() -> None:
         "fffc6543b32da1dd": ("/m/odd, one",),
     }
     assert problems == [("label-absent", "noted", 0)]
+    again, problems = parse(LABELS.replace(",0\n", ",0.7\n").replace("1\n", "?\n"))
+    assert again["000026e7ee790996"].labels == ("Cat, domestic", "Tree")
+    assert problems == [("label-unsure", "noted", 0)]
 
 
 def test_names_of_classes_are_read_with_a_head_or_without() -> None:
-    assert open_images.parse_classes(CLASSES.encode()) == NAMES
-    assert open_images.parse_classes(b"LabelName,DisplayName\n" + CLASSES.encode()) == NAMES
-    assert open_images.parse_classes(b"\xff\xff") == {}
+    assert open_images.parse_classes(CLASSES.encode(), "f") == (NAMES, [])
+    assert open_images.parse_classes(b"\xef\xbb\xbfLabelName,DisplayName\r\n\n" + CLASSES.encode(), "f") == (NAMES, [])
+    assert open_images.identifiers({"/m/1": " a", "/m/2": "b", "/m/3": "a"}) == {"b": "/m/2", "a": "/m/1"}
+
+
+def test_lines_that_name_no_class_are_left_out_with_their_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(AnnotationError, match="f is neither UTF-8"):
+        open_images.parse_classes(b"\xff\xff", "f")
+    monkeypatch.setattr(json_stream, "MAX_ELEMENT", 100)
+    names, problems = open_images.parse_classes(f"a\n{'x' * 200},y\n{CLASSES}b,c,d\n".encode(), "f")
+    assert names == NAMES
+    assert [(problem.code, problem.line) for problem in problems] == [("line-malformed", 2), ("line-malformed", 1)]
+    monkeypatch.setattr(open_images, "MAX_CLASSES", 1)
+    names, problems = open_images.parse_classes(CLASSES.encode(), "f")
+    assert (names, [problem.line for problem in problems]) == ({"/m/07j7r": "Tree"}, [2])
+
+
+def test_rows_of_one_image_are_taken_together_wherever_they_are() -> None:
+    head, tree, cat, other = BOXES.splitlines()
+    found = open_images.parse("\n".join([head, *(tree, other, cat, other, tree)]).encode(), "f", NAMES)
+    assert [(draft.name, draft.line, [box.line for box in draft.boxes]) for draft, _ in found.images] == [
+        ("000026e7ee790996", 2, [2, 4, 6]),
+        ("62a39995e348".rjust(16, "0"), 3, [3, 5]),
+    ]
+    assert list(found.images) == list(found.images)
 
 
 def test_what_is_wrong_is_left_out_with_its_line() -> None:
@@ -112,18 +138,19 @@ def test_any_boxes_are_the_same_there_and_back(drawn: list[tuple[str, ...]], wid
         boxes.append((open_images._box(label, edges, row, n), [float(value) for value in cells[4:8]], more))
     draft = Draft("f", boxes=tuple(box for box, _, _ in boxes), relative=True)
     annotation = Annotation("a", width, height, open_images.scaled(draft, width, height).boxes)
-    data = b"".join(open_images.write_boxes([annotation]))
+    data = b"".join(open_images.write_boxes([annotation], {}))
     found = open_images.parse(data, "f", {})
     assert [draft.boxes for draft, _ in found.images] == ([tuple(box for box, _, _ in boxes)] if boxes else [])
     again = [open_images.scaled(draft, width, height).boxes for draft, _ in found.images]
     assert again == ([annotation.boxes] if boxes else [])
-    assert b"".join(open_images.write_boxes([annotation._replace(boxes=again[0] if again else ())])) == data
+    assert b"".join(open_images.write_boxes([annotation._replace(boxes=again[0] if again else ())], {})) == data
 
 
 @settings(deadline=None, max_examples=200)
 @given(st.binary(max_size=200) | st.text(alphabet='a,"\n01.', max_size=80).map(str.encode))
 def test_any_bytes_give_drafts_or_our_error(data: bytes) -> None:
-    open_images.parse_classes(data)
+    with suppress(AnnotationError):
+        open_images.parse_classes(data, "f")
     for begin in (b"", BOXES.partition("\n")[0].encode() + b"\n", LABELS.partition("\n")[0].encode() + b"\n"):
         try:
             found = open_images.parse(begin + data, "f", {})
@@ -180,7 +207,15 @@ def test_a_data_set_is_the_same_there_and_back(tmp_path: Path, settings: Setting
             return {path: snapshot.read(path) for path in snapshot.paths() if path.endswith(".csv")}
 
     assert files(again.record.ref) == files(done.record.ref)
-    assert "annotations/val-annotations-bbox.csv" in files(done.record.ref)
+    assert b",xclick,/m/0unlisted,0.5," in files(done.record.ref)["annotations/val-annotations-bbox.csv"]
+    classes = files(done.record.ref)["annotations/class-descriptions.csv"].decode()
+    assert classes.splitlines()[:2] == CLASSES.splitlines()
+    assert (
+        ",verification,/m/01yrx,1"
+        in files(done.record.ref)["annotations/train-annotations-human-imagelabels.csv"].decode()
+    )
+    mapped = api.convert(first, to="open-images", name="mapped", settings=settings, rename={"Tree": "plant"})
+    assert b"plant,plant\n" in files(mapped.record.ref)["annotations/class-descriptions.csv"]
     coco = api.convert(first, to="coco", name="fourth", settings=settings)
     left = {(problem.code, problem.action) for problem in coco.report.problems}
     # An image that has labels alone says nothing of objects.
@@ -190,5 +225,5 @@ def test_a_data_set_is_the_same_there_and_back(tmp_path: Path, settings: Setting
 def test_a_line_break_in_a_value_begins_no_row() -> None:
     extra = Extra(author="e\nvictim,x,cat,1,0,1,0,1,0,0,0,0,0\r\nz")
     annotation = Annotation("x", 10, 10, (Box("a", 1, 1, 5, 5, extra=extra),))
-    found = open_images.parse(b"".join(open_images.write_boxes([annotation])), "f", {})
+    found = open_images.parse(b"".join(open_images.write_boxes([annotation], {})), "f", {})
     assert [(draft.name, len(draft.boxes)) for draft, _ in found.images] == [("x", 1)]

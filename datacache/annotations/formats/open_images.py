@@ -12,9 +12,11 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Final
+from itertools import chain
+from typing import Any, Final, NamedTuple
 
-from datacache.annotations.classes import decode
+from datacache.annotations.aside import Aside
+from datacache.annotations.check import clean_label
 from datacache.annotations.formats.json_stream import Data, in_utf8, read_lines
 from datacache.annotations.formats.values import parse_number
 from datacache.annotations.model import Annotation, Box, Draft, DraftFile, Problem, Problems, quote
@@ -31,6 +33,7 @@ _BOX_COLUMNS: Final = (
 )
 _LABEL_COLUMNS: Final = ("ImageID", "Source", "LabelName", "Confidence")
 _USUAL_AUTHOR: Final = "xclick"
+MAX_CLASSES: Final = 1_000_000
 BOXES, LABELS, CLASSES = "annotations-bbox.csv", "annotations-human-imagelabels.csv", "class-descriptions.csv"
 
 
@@ -40,20 +43,44 @@ def is_open_images(head: str) -> bool:
     return {"ImageID", "LabelName"} <= columns and bool(columns & {"XMin", "Confidence"})
 
 
-def parse_classes(data: bytes) -> dict[str, str]:
-    """Read `class-descriptions.csv`: ids of classes, and their names."""
-    rows = (_cells(line) for line in (decode(data) or "").removeprefix("\ufeff").splitlines())
-    return {row[0]: row[1] for row in rows if len(row) == 2 and row[0] != "LabelName"}
+def parse_classes(data: Data, file: str) -> tuple[dict[str, str], list[Problem]]:
+    """Read `class-descriptions.csv`: ids of classes, and their names. `AnnotationError` for a file that is no text."""
+    return in_utf8(lambda utf8: _parse_classes(utf8, file), data, file)
+
+
+def _parse_classes(data: Data, file: str) -> tuple[dict[str, str], list[Problem]]:
+    names: dict[str, str] = {}
+    odd: list[int] = []
+    problems = Problems(file)
+    for number, line in read_lines(data, problems):
+        id, *rest = _cells(line.rstrip("\r"))
+        if id == "LabelName" or not (id or rest):
+            continue
+        if len(rest) != 1:
+            odd.append(number)
+        elif len(names) < MAX_CLASSES:
+            names.setdefault(id, rest[0])
+        else:
+            message = f"there are more than {MAX_CLASSES:,} classes; this line and what follows are left out"
+            problems.add("line-malformed", "skipped", message, number)
+            break
+    if odd:
+        more = f", nor are {len(odd) - 1:,} more lines" if len(odd) > 1 else ""
+        message = f"the line is no id and no name of a class{more}; left out"
+        problems.add("line-malformed", "skipped", message, odd[0])
+    return names, problems
 
 
 def parse(data: Data, file: str, names: Mapping[str, str]) -> DraftFile:
     """Read the boxes, or the labels, of each image, in the order of their first lines; `names` are those of classes.
-    `AnnotationError` for a file that is no text, or without the columns that it must have."""
+
+    One image is in memory at once: images are put together when they are asked for. `AnnotationError` for a file that
+    is no text, or without the columns that it must have."""
     return in_utf8(lambda utf8: _parse(utf8, file, names), data, file)
 
 
 def _parse(data: Data, file: str, names: Mapping[str, str]) -> DraftFile:
-    of_file, absent = Problems(file), 0
+    of_file, absent, unsure = Problems(file), 0, 0
     lines = read_lines(data, of_file)
     _, head = next(lines, (1, ""))
     places = {name: place for place, name in enumerate(_cells(head.strip()))}
@@ -61,7 +88,7 @@ def _parse(data: Data, file: str, names: Mapping[str, str]) -> DraftFile:
     missing = [name for name in ("ImageID", "LabelName", *(_SIDES if boxes else ("Confidence",))) if name not in places]
     if missing:
         raise AnnotationError(f"{file} has no column {missing[0]}", code="line-malformed", file=file, line=1)
-    found: dict[str, tuple[int, list[Box], list[str], Problems]] = {}
+    images = _Images(file)
     for number, line in lines:
         cells = _cells(line.rstrip("\r"))
         if cells == [""]:
@@ -71,26 +98,83 @@ def _parse(data: Data, file: str, names: Mapping[str, str]) -> DraftFile:
             of_file.add("line-malformed", "skipped", message, number)
             continue
         row = {name: cells[place] for name, place in places.items()}
-        _, its, labels, problems = found.setdefault(row["ImageID"], (number, [], [], Problems(file)))
-        label = names.get(row["LabelName"], row["LabelName"])
+        image = images.begin(row["ImageID"], number)
+        label = names.get(row["LabelName"]) or row["LabelName"]
         if not boxes:
-            there = parse_number(row["Confidence"]) != 0
-            absent += not there
-            labels += [label] if there else []
+            confidence = parse_number(row["Confidence"])
+            absent += confidence == 0
+            unsure += confidence not in (0, 1)
+            image.labels.extend([label] if confidence != 0 else [])
             continue
         edges = [parse_number(row[side]) for side in _SIDES]
         if None in edges:
             message = f"a side of the box of {quote(label)} is no number; it is left out"
-            problems.add("box-text", "skipped", message, number)
+            image.problems.append(Problem("box-text", "skipped", file, number, message))
             continue
-        its.append(_box(label, [edge for edge in edges if edge is not None], row, number))
+        image.boxes.append(_box(label, [edge for edge in edges if edge is not None], row, number))
     if absent:
         of_file.add("label-absent", "noted", f"{absent:,} labels of confidence 0 say what images do not show")
-    images: list[tuple[Draft, list[Problem]]] = [
-        (Draft(file, name, boxes=tuple(its), labels=tuple(labels), line=number, relative=True), problems)
-        for name, (number, its, labels, problems) in found.items()
-    ]
+    if unsure:
+        message = f"{unsure:,} labels have another confidence than 0 and 1; they are kept without it"
+        of_file.add("label-unsure", "noted", message)
+    images.finish()
     return DraftFile(images, of_file, tuple(dict.fromkeys(names.values())))
+
+
+def identifiers(names: dict[str, str]) -> dict[str, str]:
+    """Return the id of each class by its name: the first one of those that have the name."""
+    return {clean_label(name): id for id, name in reversed(names.items())}
+
+
+class _Rows(NamedTuple):
+    """What rows that follow each other say of one image."""
+
+    earlier: int
+    """The number of those before, or -1."""
+    line: int
+    boxes: list[Box]
+    labels: list[str]
+    problems: list[Problem]
+
+
+class _Images(Sequence[tuple[Draft, list[Problem]]]):
+    """The images of a file, all but the one that is read last on disk."""
+
+    def __init__(self, file: str) -> None:
+        self._file = file
+        self._rows = Aside[_Rows]()
+        self._last: dict[str, int] = {}
+        """Image → the number of its last rows."""
+        self._names: list[str] = []
+        self._name, self._open = "", _Rows(-1, 0, [], [], [])
+
+    def begin(self, name: str, line: int) -> _Rows:
+        """Return what the next row of an image adds to."""
+        if not self._open.line or name != self._name:
+            self._put()
+            self._name, self._open = name, _Rows(self._last.get(name, -1), line, [], [], [])
+        return self._open
+
+    def finish(self) -> None:
+        """Take the last rows, too; then images can be asked for."""
+        self._put()
+        self._names = list(self._last)
+
+    def _put(self) -> None:
+        if self._open.line:
+            self._last[self._name] = self._rows.put(self._open)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __getitem__(self, number: Any) -> Any:
+        name = self._names[number]
+        parts = [self._rows.get(self._last[name])]
+        while parts[-1].earlier >= 0:
+            parts.append(self._rows.get(parts[-1].earlier))
+        parts.reverse()
+        boxes, labels, problems = (tuple(chain.from_iterable(found)) for found in list(zip(*parts, strict=True))[2:])
+        return Draft(self._file, name, boxes=boxes, labels=labels, line=parts[0].line, relative=True), list(problems)
 
 
 def _cells(line: str) -> list[str]:
@@ -129,8 +213,9 @@ def scaled(draft: Draft, width: int, height: int) -> Draft:
 # --- writing ---------------------------------------------------------------------------------------------------------
 
 
-def write_boxes(images: Iterable[Annotation]) -> Iterator[bytes]:
-    """Write the boxes of images, whose paths are their ids. Sides have as many digits as their pixels need."""
+def write_boxes(images: Iterable[Annotation], ids: Mapping[str, str]) -> Iterator[bytes]:
+    """Write the boxes of images, whose paths are their ids; `ids` are those of classes. Sides have as many digits as
+    their pixels need."""
     yield _line(_BOX_COLUMNS)
     for annotation in images:
         across, down = _parts_of(annotation.width), _parts_of(annotation.height)
@@ -140,21 +225,21 @@ def write_boxes(images: Iterable[Annotation]) -> Iterator[bytes]:
             flags = (("IsOccluded", box.occluded), ("IsTruncated", box.truncated))
             shown = ["1" if flag else own.get(name, "0") for name, flag in flags]
             score = "1" if extra.score is None else repr(extra.score)
-            head = annotation.path, extra.author or _USUAL_AUTHOR, box.label, score
+            head = annotation.path, extra.author or _USUAL_AUTHOR, ids.get(box.label, box.label), score
             yield _line((*head, *sides, *shown, *(own.get(name, "0") for name in _MORE)))
 
 
-def write_labels(images: Iterable[Annotation]) -> Iterator[bytes]:
+def write_labels(images: Iterable[Annotation], ids: Mapping[str, str]) -> Iterator[bytes]:
     """Write the labels of whole images."""
     yield _line(_LABEL_COLUMNS)
     for annotation in images:
         for label in annotation.labels:
-            yield _line((annotation.path, "verification", label, "1"))
+            yield _line((annotation.path, "verification", ids.get(label, label), "1"))
 
 
-def write_classes(names: Iterable[str]) -> bytes:
-    """Write `class-descriptions.csv`: here a class's name is its id."""
-    return b"".join(_line((name, name)) for name in names)
+def write_classes(names: Iterable[str], ids: Mapping[str, str]) -> bytes:
+    """Write `class-descriptions.csv`: the name of a class is its id where it has no other."""
+    return b"".join(_line((ids.get(name, name), name)) for name in names)
 
 
 def _line(cells: Sequence[str]) -> bytes:

@@ -28,6 +28,8 @@ class About(NamedTuple):
     skeletons: Mapping[str, Skeleton] = MappingProxyType({})
     """Of the classes that have keypoints."""
     supercategories: Mapping[str, str] = MappingProxyType({})
+    identifiers: Mapping[str, str] = MappingProxyType({})
+    """Ids of classes that are no numbers, where the data set has them."""
 
 
 class Target:

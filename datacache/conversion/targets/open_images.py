@@ -29,10 +29,11 @@ class OpenImages(Target):
         return (), ()
 
     def _finish(self) -> Iterator[File]:
+        ids = self._about.identifiers
         for split, kept in self._by_split():
             begin = f"annotations/{split}-" if split else "annotations/"
-            yield begin + open_images.BOXES, b"".join(open_images.write_boxes(kept))
+            yield begin + open_images.BOXES, b"".join(open_images.write_boxes(kept, ids))
         for split, kept in self._by_split() if self._labelled else ():
             begin = f"annotations/{split}-" if split else "annotations/"
-            yield begin + open_images.LABELS, b"".join(open_images.write_labels(kept))
-        yield f"annotations/{open_images.CLASSES}", open_images.write_classes(self._names)
+            yield begin + open_images.LABELS, b"".join(open_images.write_labels(kept, ids))
+        yield f"annotations/{open_images.CLASSES}", open_images.write_classes(self._names, ids)
