@@ -23,7 +23,6 @@ from datacache.daemon.client import import_store_clients
 from datacache.daemon.handover import HandOver
 from datacache.daemon.keeper import Keeper
 from datacache.daemon.mount_leases import holder
-from datacache.daemon.nodes import listen_to_nodes, serve_nodes
 from datacache.daemon.parts import PartProcesses, end_with
 from datacache.daemon.server import Daemon
 from datacache.daemon.turns import TurnKind
@@ -152,6 +151,8 @@ def _serve(
         if parts is not None:
             until_stopped.callback(parts.stop)
         if peers is not None and daemon.nodes is not None:
+            from datacache.daemon.nodes import listen_to_nodes, serve_nodes
+
             until_stopped.callback(peers.close)
             peers.members.start()
             listener = listener or listen_to_nodes(settings.listen)

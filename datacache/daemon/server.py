@@ -19,7 +19,7 @@ from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from datacache.catalog.base import Catalog
 from datacache.catalog.open import open_catalog_url
@@ -27,7 +27,6 @@ from datacache.catalog.packs import stores_with_packs
 from datacache.catalog.refs import resolve
 from datacache.cluster.members import IN_NO_CLUSTER, JOIN_A_CLUSTER
 from datacache.cluster.peers import Peers
-from datacache.cluster.replicas.receiver import Replicas
 from datacache.core import counters
 from datacache.core.errors import DatacacheError, SnapshotNotFoundError, UsageError
 from datacache.core.ids import ObjectRef, block_id, block_length, object_id
@@ -35,7 +34,6 @@ from datacache.daemon import memory, paths
 from datacache.daemon.fetcher import Fetcher, Reading
 from datacache.daemon.metrics import render_metrics
 from datacache.daemon.mount_leases import MountLeases
-from datacache.daemon.nodes import NodeRequests
 from datacache.daemon.orders.lookahead import Lookaheads
 from datacache.daemon.orders.plan_file import decode_header
 from datacache.daemon.parts import OtherParts, PartProcesses, add_up, ask_part, child_environment
@@ -55,6 +53,10 @@ from datacache.tiers.eviction import Shares
 from datacache.tiers.local import LocalBlocks
 from datacache.tiers.memory import counters_dir
 from datacache.tiers.writer import TierWriter
+
+if TYPE_CHECKING:
+    from datacache.cluster.replicas.receiver import Replicas
+    from datacache.daemon.nodes import NodeRequests
 
 log = logging.getLogger(__name__)
 _FOLD_EVERY_S = 30.0
@@ -108,11 +110,17 @@ class Daemon:
             parts=writer.part.of,
         )
         others = OtherParts(settings.home, writer.part)
-        self._replicas = None
-        if peers is not None and not self._part.number and not settings.catalog.startswith("sqlite:"):
-            self._replicas = Replicas(settings, peers.me.node, child_environment(settings, environments))
-        self.nodes = NodeRequests(peers, self.fetcher, others, self._replicas) if peers is not None else None
+        self._replicas: Replicas | None = None
+        self.nodes: NodeRequests | None = None
         """The answers to other nodes of the cluster; None in no cluster."""
+        if peers is not None:
+            # Imported here, as they and the write-back engine take a third of a daemon's start.
+            from datacache.cluster.replicas.receiver import Replicas
+            from datacache.daemon.nodes import NodeRequests
+
+            if not self._part.number and not settings.catalog.startswith("sqlite:"):
+                self._replicas = Replicas(settings, peers.me.node, child_environment(settings, environments))
+            self.nodes = NodeRequests(peers, self.fetcher, others, self._replicas)
         lru_bytes = writer.tiers[-1].budget_bytes if settings.eviction == "lru" else None
         self._lookaheads = Lookaheads(settings, writer, self.fetcher, self._open_manifest)
         self.fetcher.planned = self._lookaheads.plans_parts
