@@ -60,19 +60,11 @@ class DatacacheFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec h
         inner = inner.rstrip("/")
         if inner and not snapshot.stat(inner).is_dir:
             return [self.info(path)] if detail else [base]
-        prefix = inner.encode("utf-8", "surrogateescape") + b"/" if inner else b""
         out = []
-        for child in snapshot.rows.tree.children(prefix):
-            name = f"{base}/{child.name.decode('utf-8', 'surrogateescape')}"
-            entry = None if child.is_dir else snapshot.rows.tree.entry(child.row)
-            out.append(
-                {
-                    "name": name,
-                    "size": entry.size_bytes if entry else 0,
-                    "type": "file" if entry else "directory",
-                    "mtime": entry.mtime_ns / 1e9 if entry else 0.0,
-                }
-            )
+        for stat in snapshot.scan(inner):
+            name = f"{base}/{stat.path[len(inner) :].lstrip('/')}"
+            kind = "directory" if stat.is_dir else "file"
+            out.append({"name": name, "size": stat.size_bytes, "type": kind, "mtime": stat.mtime_ns / 1e9})
         return out if detail else [item["name"] for item in out]
 
     def cat_file(self, path: str, start: int | None = None, end: int | None = None, **_: Any) -> bytes:

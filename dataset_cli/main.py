@@ -34,12 +34,13 @@ EXIT_CODES: tuple[tuple[type[BaseException], int], ...] = (
 INTERRUPTED = 130
 PIPE_CLOSED = 141
 
-_JOINED = {"umount": "mount", "warm": "cache", "jobs": "cache"}
+_JOINED = {"umount": "mount", "warm": "cache", "jobs": "cache", **dict.fromkeys(("ls", "cat", "cp", "log"), "files")}
 """Commands in the file of another one."""
 COMMANDS = {
     name: f"dataset_cli.commands.{_JOINED.get(name, name)}"
     for name in (
-        *("snapshot", "dataset", "convert", "merge", "dedupe", "sample", "shard", "query", "stats", "preview"),
+        *("snapshot", "dataset", "ls", "cat", "cp", "log"),
+        *("convert", "merge", "dedupe", "sample", "shard", "query", "stats", "preview"),
         *("mount", "umount", "flush", "export", "warm", "jobs", "tasks", "bench", "cache", "cluster", "daemon", "k8s"),
         *("status", "doctor", "demo", "completion"),
     )
@@ -47,7 +48,6 @@ COMMANDS = {
 """Their modules, in the order `--help` shows them."""
 ELSEWHERE = {
     "list": "dsctl snapshot list",
-    "ls": "dsctl snapshot list, or dsctl snapshot show REF --files",
     "create": "dsctl snapshot create NAME --from URL",
     "diff": "dsctl snapshot diff REF REF",
     "gc": "dsctl snapshot gc",

@@ -142,12 +142,17 @@ class Output:
         if items is None:
             self.result(value)
             return
-        print(f"{json.dumps(value)[:-1]}, {json.dumps(name)}: [", end="")
+        print(f"{json.dumps(value)[:-1]}, {json.dumps(name)}: ", end="")
+        self.array(items, end="}\n")
+
+    def array(self, items: Iterable[str], *, end: str = "\n") -> None:
+        """An array of JSON texts, printed as they come."""
+        print("[", end="")
         separator = "\n"
         for item in items:
             print(f"{separator}{item}", end="")
             separator = ",\n"
-        print("]}")
+        print("]", end=end)
 
     def lines(self, texts: Iterable[str]) -> None:
         """Lines for people; nothing with `--json`, and then they are not made."""

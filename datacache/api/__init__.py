@@ -126,6 +126,7 @@ if TYPE_CHECKING:
     from datacache.manifest.model import SnapshotRecord as SnapshotRecord
     from datacache.reader.export.export import Exported as Exported
     from datacache.reader.snapshot import Snapshot as Snapshot
+    from datacache.reader.snapshot import Stat as Stat
     from datacache.shards.build import Sharded as Sharded
     from datacache.shards.verify import ShardProblem as ShardProblem
     from datacache.store.local.walk import Links as Links

@@ -205,7 +205,7 @@ def _of_files(snapshot: Snapshot, target: str | None) -> Selection:
         if is_image(path) if images else not path.endswith(b"/"):
             files.add(row, held, index, None)
     if not files.rows:
-        raise UsageError(f"{ref} has no files", hint="See: dsctl snapshot show REF --files")
+        raise UsageError(f"{ref} has no files", hint="See: dsctl ls REF")
     return files.selection(target, snapshot)
 
 

@@ -17,7 +17,7 @@ from datacache.manifest.reader import Manifest
 from datacache.reader.blocks import NodeBlocks
 from datacache.reader.rows import IDS_KEPT, Closed, RowReader
 
-_FOR_USERS = ("close", "open", "paths", "read", "read_range", "record", "ref", "stat", "view")
+_FOR_USERS = ("close", "open", "paths", "read", "read_range", "record", "ref", "scan", "stat", "view")
 
 
 class Stat(NamedTuple):
@@ -94,14 +94,22 @@ class Snapshot:
         raw = _encode(path)
         row = self.manifest.find(raw)
         if row is not None:
-            entry = self.manifest.entry(row)
-            target = entry.target.decode("utf-8", "surrogateescape")
-            return Stat(path, entry.size_bytes, entry.mtime_ns, raw.endswith(b"/"), entry.etag, entry.mode, target)
+            return self._stat_row(path, row)
         folder = raw.rstrip(b"/") + b"/" if raw else b""
         first = self.manifest.seek(folder)
         if first < self.manifest.rows and self.manifest.path(first).startswith(folder):
             return Stat(path, 0, 0, True, "")
         raise self._missing(path)
+
+    def scan(self, folder: str = "") -> Iterator[Stat]:
+        """Yield the facts of the files and folders directly in a folder, in byte order. `PathNotFoundError` for a
+        folder without files, and for a file."""
+        prefix = _encode(folder.rstrip("/")) + b"/" if folder else b""
+        if folder and not self.stat(folder).is_dir:
+            raise self._missing(folder + "/")
+        for child in self.rows.tree.children(prefix):
+            path = (prefix + child.name).decode("utf-8", "surrogateescape")
+            yield Stat(path, 0, 0, True, "") if child.is_dir else self._stat_row(path, child.row)
 
     def read(self, path: str) -> bytes:
         """Return all bytes of a file. `PathNotFoundError`, or the store's error where they cannot be had."""
@@ -159,6 +167,11 @@ class Snapshot:
             raise TypeError("this snapshot was not opened with open_snapshot() and cannot be pickled")
         return self._reopen
 
+    def _stat_row(self, path: str, row: int) -> Stat:
+        entry = self.manifest.entry(row)
+        target = entry.target.decode("utf-8", "surrogateescape")
+        return Stat(path, entry.size_bytes, entry.mtime_ns, path.endswith("/"), entry.etag, entry.mode, target)
+
     def _row(self, path: str) -> int:
         if not isinstance(path, str):
             raise TypeError(f"a file is named by its path, not by {path!r}; paths() gives all")
@@ -172,7 +185,7 @@ class Snapshot:
             f"{self.record.ref} has no file {path!r}",
             path=path,
             ref=self.record.ref,
-            hint=f"See its files: dsctl snapshot show {self.record.ref} --files",
+            hint=f"See its files: dsctl ls -R {self.record.ref}",
         )
 
 

@@ -46,7 +46,7 @@ _YOLO = "mask-yolo"
 _SHOWN = 12
 _SSD_BYTES, _RAM_BYTES = 10**9, 64 * 2**20
 _KEPT = (
-    f"  dsctl snapshot show {_NAME}@{_TAG} --files",
+    f"  dsctl ls -R {_NAME}@{_TAG}",
     f"  dsctl query {_NAME}@{_TAG} --label without_mask --min-objects 2",
     f"  mkdir -p /tmp/mask && dsctl mount {_YOLO}@{_TAG} /tmp/mask && ls /tmp/mask",
 )

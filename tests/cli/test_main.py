@@ -93,7 +93,7 @@ def test_every_error_of_ours_has_an_exit_code() -> None:
 @promise("A mistyped command, data set, tag or short id is answered with what may be meant")
 @pytest.mark.parametrize(
     ("typed", "meant"),
-    [("unmount", "dsctl umount"), ("ls", "dsctl snapshot list"), ("version", "dsctl --version"), ("statsu", "stats")],
+    [("unmount", "dsctl umount"), ("list", "dsctl snapshot list"), ("version", "dsctl --version"), ("statsu", "stats")],
 )
 def test_a_command_of_another_name_is_told_what_it_is_here(dsctl: Dsctl, typed: str, meant: str) -> None:
     done = dsctl(typed, "x")

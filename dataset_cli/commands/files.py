@@ -1,0 +1,254 @@
+"""`dsctl ls`, `cat`, `cp` and `log`: look into a snapshot, and take files out of it, without a mount.
+
+A file or folder is named `NAME@VERSION/PATH`. With `--json`, `ls` prints an array of `{"path", "bytes", "mtime_ns",
+"etag", "is_dir"}`, for datasets of `{"name", "latest", "tags"}`; `cp` prints `{"files", "bytes", "written"}`, the paths
+on this machine; `log` prints snapshots as `dsctl snapshot list` has them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+from click.shell_completion import CompletionItem
+
+from datacache import api
+from datacache.core.counters import count
+from datacache.core.errors import DatacacheError, UsageError
+from datacache.settings import format_bytes
+from dataset_cli.app import App, SnapshotRef, command
+from dataset_cli.commands.snapshot import as_json
+from dataset_cli.output import format_time, printable
+
+_COPY_BYTES = 1 << 20
+
+
+class Located(NamedTuple):
+    """A file or a folder of a snapshot. The path of the top folder is empty."""
+
+    ref: str
+    path: str
+
+    def __str__(self) -> str:
+        return f"{self.ref}/{self.path}"
+
+
+class SnapshotPath(click.ParamType[Located]):
+    """`NAME@VERSION/PATH`, completed from the catalog and the snapshot. Without a path: the top folder."""
+
+    name = "ref/path"
+
+    def convert(self, value: Any, _param: click.Parameter | None, _context: click.Context | None) -> Located:
+        """Check the reference, before anything is opened."""
+        name, at, rest = str(value).partition("@")
+        version, _, path = rest.partition("/")
+        ref = f"{name}@{version}" if at else name
+        api.parse_ref(ref)
+        return Located(ref, path.strip("/"))
+
+    def shell_complete(self, context: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Return the references that begin so, and behind a reference the folder's names."""
+        name, _, rest = incomplete.partition("@")
+        if "/" not in rest:
+            return SnapshotRef().shell_complete(context, param, incomplete)
+        version, _, path = rest.partition("/")
+        folder = path.rpartition("/")[0]
+        try:
+            with api.open_snapshot(f"{name}@{version}", App().settings) as snapshot:
+                found = [f"{name}@{version}/{e.path}{'/' if e.is_dir else ''}" for e in snapshot.scan(folder)]
+        except Exception:  # noqa: BLE001 - a shell that completes shows no errors
+            return []
+        return [CompletionItem(text) for text in found if text.startswith(incomplete)]
+
+
+@command()
+@click.argument("place", metavar="[REF[/FOLDER]]", type=SnapshotPath(), required=False)
+@click.option("--long", "-l", "long", is_flag=True, help="With sizes and times (UTC).")
+@click.option("--recursive", "-R", is_flag=True, help="All files below the folder.")
+def ls(app: App, *, place: Located | None, long: bool, recursive: bool) -> None:
+    """List a folder of a snapshot, or the datasets.
+
+    \b
+    dsctl ls                       datasets
+    dsctl ls mask@v3               what is at the top
+    dsctl ls -l mask@v3/images     a folder; its files with sizes
+    """
+    if place is None:
+        _list_datasets(app)
+        return
+    with api.open_snapshot(place.ref, app.settings) as snapshot:
+        found = _walk(snapshot, place.path) if recursive else _children(snapshot, place.path)
+        if app.out.json:
+            app.out.array(json.dumps(_entry(stat)) for stat in found)
+            return
+        base = f"{place.path}/" if place.path else ""
+        app.out.lines(_line(stat, stat.path.removeprefix(base), long=long) for stat in found)
+
+
+def _list_datasets(app: App) -> None:
+    with app.catalog() as catalog:
+        datasets = catalog.datasets()
+    app.out.listing(
+        [{"name": each.name, "latest": each.latest, "tags": each.tags} for each in datasets],
+        ["NAME", "LATEST", "TAGS"],
+        [[each.name, each.latest[:12], ", ".join(sorted(each.tags))] for each in datasets],
+        empty="There are no datasets yet. Make one: dsctl snapshot create NAME --from URL",
+    )
+
+
+def _children(snapshot: api.Snapshot, path: str) -> Iterator[api.Stat]:
+    stat = snapshot.stat(path)
+    return snapshot.scan(path) if stat.is_dir else iter([stat])
+
+
+def _walk(snapshot: api.Snapshot, path: str) -> Iterator[api.Stat]:
+    """Yield the files below a folder, or the file itself."""
+    for stat in _children(snapshot, path):
+        if stat.is_dir:
+            yield from _walk(snapshot, stat.path)
+        else:
+            yield stat
+
+
+def _entry(stat: api.Stat) -> dict[str, Any]:
+    return {
+        "path": stat.path,
+        "bytes": stat.size_bytes,
+        "mtime_ns": stat.mtime_ns,
+        "etag": stat.etag,
+        "is_dir": stat.is_dir,
+    }
+
+
+def _line(stat: api.Stat, name: str, *, long: bool) -> str:
+    text = printable(name) + ("/" if stat.is_dir else "")
+    if not long:
+        return text
+    time = "" if stat.is_dir else datetime.fromtimestamp(stat.mtime_ns // 10**9, UTC).strftime("%Y-%m-%d %H:%M")
+    return f"{'' if stat.is_dir else f'{stat.size_bytes:,}':>15}  {time:16}  {text}"
+
+
+@command(has_json=False)
+@click.argument("places", metavar="REF/PATH...", type=SnapshotPath(), nargs=-1, required=True)
+def cat(app: App, *, places: tuple[Located, ...]) -> None:
+    """Write files of snapshots to the standard output, one behind the other."""
+    for place in places:
+        with api.open_snapshot(place.ref, app.settings) as snapshot, _open(snapshot, place) as file:
+            shutil.copyfileobj(file, sys.stdout.buffer, _COPY_BYTES)
+    sys.stdout.buffer.flush()
+
+
+def _open(snapshot: api.Snapshot, place: Located) -> Any:
+    if snapshot.stat(place.path).is_dir:
+        raise UsageError(f"{place} is a folder", hint=f"See its files: dsctl ls {place}")
+    return snapshot.open(place.path)
+
+
+@command()
+@click.argument("places", metavar="REF/PATH...", type=SnapshotPath(), nargs=-1, required=True)
+@click.argument("destination", metavar="DEST", type=click.Path(path_type=Path))
+@click.option("--recursive", "-r", is_flag=True, help="Copy folders with all that is in them.")
+@click.option("--force", "-f", is_flag=True, help="Replace files that are there.")
+def cp(app: App, *, places: tuple[Located, ...], destination: Path, recursive: bool, force: bool) -> None:
+    """Copy files of snapshots into a folder of this machine.
+
+    DEST is a folder that is there, or for one file or folder its new path. A file appears under its name when all its
+    bytes are there. A whole snapshot is better written by dsctl export, which goes on where it was.
+    """
+    into = destination.is_dir()
+    if not into and len(places) > 1:
+        raise UsageError(f"{destination} is no folder", hint=f"Several files go into a folder: mkdir {destination}")
+    written: list[str] = []
+    size = 0
+    with app.out.progress(f"copying to {destination}") as bar:
+        for place in places:
+            with api.open_snapshot(place.ref, app.settings) as snapshot:
+                if snapshot.stat(place.path).is_dir and not recursive:
+                    raise UsageError(f"{place} is a folder", hint="Give --recursive to copy all that is in it.")
+                name = place.path.rpartition("/")[2]
+                top = destination / name if into and name else destination
+                for stat in _walk(snapshot, place.path):
+                    below = stat.path[len(place.path) :].lstrip("/")
+                    path = top / below if below else top
+                    _copy(snapshot, stat, path, force=force)
+                    written.append(str(path))
+                    size += stat.size_bytes
+                    bar.update(f"{count(len(written), 'file')}, {format_bytes(size)}", size)
+    text = f"copied {count(len(written), 'file')}, {format_bytes(size)}, to {printable(str(destination))}"
+    app.out.result({"files": len(written), "bytes": size, "written": written}, text)
+
+
+def _copy(snapshot: api.Snapshot, stat: api.Stat, path: Path, *, force: bool) -> None:
+    if not force and (path.is_symlink() or path.exists()):
+        raise UsageError(f"{path} is there already", hint="Give --force to replace it.")
+    temporary = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".dsctl-", delete=False) as file:
+            temporary = Path(file.name)
+            with snapshot.open(stat.path) as source:
+                shutil.copyfileobj(source, file, _COPY_BYTES)
+        umask = os.umask(0)
+        os.umask(umask)
+        temporary.chmod((stat.mode & 0o777 or 0o666) & ~umask)
+        os.utime(temporary, ns=(stat.mtime_ns, stat.mtime_ns))
+        temporary.replace(path)
+        temporary = None
+    except OSError as exc:
+        if isinstance(exc, DatacacheError):  # of reading
+            raise
+        raise UsageError(f"{path} cannot be written: {exc.strerror}") from exc
+    finally:
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
+
+
+@command()
+@click.argument("ref", type=SnapshotRef())
+@click.option("-n", "most", type=click.IntRange(1), metavar="N", help="At most N snapshots.")
+def log(app: App, *, ref: str, most: int | None) -> None:
+    """Show a snapshot and those before it, the newest first.
+
+    Each with its tags, its size, what it was made from, and its message.
+    """
+    values, texts = [], []
+    with app.catalog() as catalog:
+        record = api.resolve(catalog, ref)
+        dataset = catalog.dataset(record.dataset)
+        while True:
+            value = as_json(record, dataset)
+            values.append(value)
+            texts.append(_log_text(record, value, latest=dataset is not None and dataset.latest == record.id))
+            before = catalog.snapshot(record.dataset, record.parent) if record.parent else None
+            if before is None or len(values) == most:
+                break
+            record = before
+    if record.parent and before is None:
+        texts.append(f"{record.dataset}@{record.parent[:12]}  was removed")
+    app.out.result(values, "\n\n".join(texts))
+
+
+def _log_text(record: api.SnapshotRecord, value: dict[str, Any], *, latest: bool) -> str:
+    names = ", ".join([*value["tags"], *(["latest"] if latest else [])])
+    lines = [
+        f"{record.ref}{f'  ({names})' if names else ''}",
+        f"    {format_time(record.created_at)} UTC  {count(record.files, 'file')}, {format_bytes(record.total_bytes)}",
+    ]
+    if record.lineage is not None:
+        inputs = " ".join(
+            f"{name}@{id[:12]}" for name, _, id in (each.partition("@") for each in record.lineage.inputs)
+        )
+        lines.append(f"    {record.lineage.command} {inputs}")
+    else:
+        lines.append(f"    from {record.origin}")
+    if record.message:
+        lines.append(f"    {record.message}")
+    return "\n".join(map(printable, lines))
