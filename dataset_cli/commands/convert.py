@@ -27,6 +27,7 @@ FORMATS = (
     "yolo-segment",
     "yolo-pose",
     "yolo-obb",
+    "yolo-predictions",
     "yolo-classify",
     "darknet",
     "coco",

@@ -13,7 +13,7 @@ from datacache.annotations.classes import read_data_yaml
 from datacache.annotations.formats import yolo
 from datacache.annotations.image_header import ImageHeader
 from datacache.annotations.model import PROBLEMS, Annotation, Box
-from datacache.annotations.shapes.outline import Skeleton
+from datacache.annotations.shapes.outline import NOTHING, Skeleton
 from datacache.core.errors import AnnotationError, UsageError
 from tests.annotations.shapes import cases
 
@@ -50,9 +50,19 @@ def test_byte_order_marks_line_ends_and_white_space_change_nothing():
     assert yolo.parse(memoryview(b"0 .5 .5 .2 .2"), "f", width=9, height=9, classes=CLASSES)[0].boxes
 
 
-def test_a_sixth_column_is_a_confidence():
-    draft, problems = parse("0 0.5 0.5 0.2 0.2 0.875\n")
-    assert draft.boxes[0].attributes == (("confidence", "0.875"),)
+@pytest.mark.parametrize(
+    ("line", "more"),
+    [
+        ("0 0.5 0.5 0.2 0.2", {}),
+        ("0 0.1 0.1 0.3 0.2 0.2 0.4 0.1 0.3", {"rotated": True}),
+        ("0 0.5 0.5 0.2 0.2 0.3 0.3 2", {"pose": Skeleton(("nose",))}),
+        ("0 0.5 0.5 0.2 0.2 0.3 0.3", {"pose": Skeleton(("nose",), dims=2)}),
+    ],
+)
+def test_a_column_more_is_the_confidence_of_a_prediction(line, more):
+    (box,) = parse(line, **more)[0].boxes
+    (scored,), problems = parse(f"{line} 0.875\n", **more)[0].boxes, parse(f"{line} 0.875\n", **more)[1]
+    assert scored == box._replace(extra=(box.extra or NOTHING)._replace(score=0.875))
     assert problems == []
 
 
@@ -86,6 +96,7 @@ def test_keypoints_are_passed_over_where_the_data_set_does_not_say_how_many():
         ("0 0.5 0.5 0.2 0,1", "box-text"),
         ("0 0.5 0.5 0.2 0_1", "box-text"),
         ("0 0.5 0.5 0.2 0.1 sure", "box-text"),
+        ("0 0.5 0.5 0.2 0.1 nan", "box-text"),
         ("0 .1 .1 .2 .2 .3 x", "box-text"),
         ("mask 0.5 0.5 0.2 0.1", "class-id"),
         ("-1 0.5 0.5 0.2 0.1", "class-id"),

@@ -73,11 +73,18 @@ def test_keypoints_are_written_as_they_were_read(text: str, size: tuple[int, int
     assert yolo.write_keypoints(annotation, IDS, POSE).decode() == text
 
 
-def test_with_two_dimensions_a_negative_keypoint_is_not_there() -> None:
+@pytest.mark.parametrize("nowhere", ["-1 0", "0 0"])
+def test_with_two_dimensions_a_keypoint_that_is_negative_or_0_is_not_there(nowhere: str) -> None:
     pose = Skeleton(("a", "b"), dims=2)
-    annotation, problems = read("0 .5 .5 .2 .2 .25 .5 -1 0\n", pose=pose)
+    annotation, problems = read(f"0 .5 .5 .2 .2 .25 .5 {nowhere}\n", pose=pose)
     assert not problems
     assert annotation.boxes[0].extra == Extra(keypoints=Keypoints(pack((25, 100, 0, 0)), b"\2\0"))
+
+
+def test_a_row_of_zeros_is_no_keypoint() -> None:
+    annotation, problems = read(f"0 .5 .5 .2 .2{' 0' * 9}\n", pose=POSE)
+    assert not problems
+    assert [box.extra for box in annotation.boxes] == [None]
 
 
 @pytest.mark.parametrize("more", [".1 .1 2", ".1 .1 2 .1 .1 2 .1 .1", ".1 .1 3 .1 .1 2 .1 .1 1", "x .1 2 " * 3])

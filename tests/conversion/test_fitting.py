@@ -321,6 +321,22 @@ def test_images_of_masks_are_the_same_there_and_back(
     ]
 
 
+def test_scores_go_from_yolo_to_coco_and_back(
+    tmp_path: Path, make: Callable[..., str], convert: Convert, files: Callable[[str], dict[str, bytes]]
+) -> None:
+    folder = tmp_path / "predicted"
+    folder.mkdir()
+    Image.new("RGB", (100, 80)).save(folder / "a.jpg")
+    (folder / "a.txt").write_text("0 0.500000 0.500000 0.200000 0.200000 0.3\n0 0.500000 0.500000 0.100000 0.200000\n")
+    (folder / "obj.names").write_text("face\n")
+    coco = convert(make(folder), "coco", strict=True).record.ref
+    objects = json.loads(files(coco)["annotations/instances.json"])["annotations"]
+    assert [each.get("score") for each in objects] == [0.3, None]
+    back = files(convert(coco, "yolo-predictions", strict=True).record.ref)
+    assert back["labels/a.txt"] == (folder / "a.txt").read_bytes()
+    assert convert(coco, "yolo").report.counts == {"details-left-out": 1}
+
+
 def test_masks_that_overlap_are_counted(tmp_path: Path, make: Callable[..., str], convert: Convert) -> None:
     (tmp_path / "over").mkdir()
     Image.new("RGB", (30, 20)).save(tmp_path / "over" / "a.jpg")

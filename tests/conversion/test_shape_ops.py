@@ -197,10 +197,20 @@ def test_a_mirror_swaps_left_and_right() -> None:
     mirrored = ([34, 10, 28, 9, 40, 8], [2, 2, 1], [])
     assert keypoints_after(NAMES, flip="h") == mirrored
     assert keypoints_after(Skeleton(("a", "b", "c"), flip=(0, 2, 1)), flip="h") == mirrored
-    assert keypoints_after(Skeleton(("Nose", "EyeLeft", "EyeRight")), flip="h") == mirrored
+    for names in (("Nose", "EyeLeft", "EyeRight"), ("nose", "l_eye", "r_eye"), ("hair", "Eye.L2", "Eye.R2")):
+        assert keypoints_after(Skeleton(names), flip="h") == mirrored
 
 
-@pytest.mark.parametrize("skeleton", [None, Skeleton(("a", "b", "c")), Skeleton(("left", "right"))])
+def test_a_keypoint_alone_has_no_other_side() -> None:
+    extra = Extra(keypoints=Keypoints(pack([30, 10]), b"\2"))
+    (after,), codes = carried(annotated(extra), {"cell": Skeleton(("nose",))}, flip="h")
+    assert after.boxes[0].extra == Extra(keypoints=Keypoints(pack([34, 10]), b"\2"))
+    assert codes == []
+
+
+@pytest.mark.parametrize(
+    "skeleton", [None, Skeleton(("a", "b", "c")), Skeleton(("left", "right")), Skeleton(("a", "leg", "arm"))]
+)
 def test_without_names_they_stay_and_that_is_noted(skeleton) -> None:
     assert keypoints_after(skeleton, flip="h") == ([34, 10, 40, 8, 28, 9], [2, 1, 2], ["flip-unknown"])
     assert keypoints_after(skeleton, rotate=180)[2] == []  # a turn is no mirror

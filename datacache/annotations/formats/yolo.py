@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
+from math import isfinite
 from typing import Final
 
 from datacache.annotations.formats.geometry import MAX_POINTS
 from datacache.annotations.formats.values import ClassIds, parse_number
 from datacache.annotations.model import Annotation, Box, Draft, Problem, Problems, quote
-from datacache.annotations.shapes.outline import Extra, Keypoints, Polygon, Rotated, Skeleton, bounds, pack, unpack
+from datacache.annotations.shapes.outline import NOTHING, Keypoints, Polygon, Rotated, Skeleton, bounds, pack, unpack
 from datacache.core.errors import AnnotationError, UsageError
 
 MAX_BYTES: Final = 32 * 2**20
@@ -41,8 +42,8 @@ def parse(
 ) -> tuple[Draft, list[Problem]]:
     """Read the objects of a label file, in pixels of an image of `width` by `height` as it is displayed.
 
-    A line may have a confidence after its box (an attribute), or be a polygon `class x1 y1 x2 y2 x3 y3 …`, which with
-    `rotated` is the corners of a rotated box where there are four; with `pose`, keypoints follow each box.
+    A line may be a polygon `class x1 y1 x2 y2 x3 y3 …`, which with `rotated` is the corners of a rotated box where
+    there are four; with `pose`, keypoints follow each box. After all but a polygon may come a confidence, the score.
 
     An id that is not in `classes` becomes the label `class_7`, which is a problem only where there is a list. The draft
     has no size: the format knows none. `AnnotationError` for a file that is larger than any of one image.
@@ -98,11 +99,14 @@ class _Lines:
     def odd(self, parts: Sequence[bytes], number: int) -> None:
         """Read a line that is not five numbers with a class of the list."""
         columns, pose = len(parts), self._pose
-        polygon = columns >= 7 and columns % 2 == 1 and pose is None
-        if columns < 5 or (columns > 6 and not polygon and pose is None):
+        scored = columns == 6 + (len(pose.names) * pose.dims if pose else 0) or (self._rotated and columns == 10)
+        confidence, parts = (parts[-1:], parts[:-1]) if scored else ([], parts)
+        polygon = len(parts) >= 7 and len(parts) % 2 == 1 and pose is None
+        if columns < 5 or (len(parts) > 5 and not polygon and pose is None):
             message = f"{_shown(parts)} has {columns} columns, and a box has 5; the line is left out"
             self.problems.add("line-malformed", "skipped", message, number)
             return
+        columns = len(parts)
         if polygon and columns > 1 + 2 * MAX_POINTS:
             message = f"the polygon has more than {MAX_POINTS:,} points; the line is left out"
             self.problems.add("shape-too-large", "skipped", message, number)
@@ -111,30 +115,29 @@ class _Lines:
         if id is None:
             return
         values: list[float] = []
-        for part in parts[1:5] if pose else parts[1:]:
+        for part in (*confidence, *(parts[1:5] if pose else parts[1:])):
             value = parse_number(part)
-            if value is None:
+            if value is None or (confidence and not values and not isfinite(value)):
                 message = f"{quote(_text(part))} is not a number; the line is left out"
                 self.problems.add("box-text", "skipped", message, number)
                 return
             values.append(value)
         w, h = self._width, self._height
         label = self._ids.label(id, number)
-        extra = None
+        extra = NOTHING._replace(score=values.pop(0)) if confidence else NOTHING
         if polygon:
             points = array("d", values)
             points[0::2] = array("d", [x * w for x in values[0::2]])
             points[1::2] = array("d", [y * h for y in values[1::2]])
             raw = points.tobytes()
-            extra = Extra(Rotated(raw) if self._rotated and columns == 9 else Polygon(raw))
+            extra = extra._replace(outline=Rotated(raw) if self._rotated and columns == 9 else Polygon(raw))
             edges = bounds(raw)
         else:
             cx, cy, bw, bh = values[:4]
             edges = (cx - bw / 2) * w, (cy - bh / 2) * h, (cx + bw / 2) * w, (cy + bh / 2) * h
-            keypoints = None if pose is None else self._keypoints(parts[5:], pose, number)
-            extra = None if keypoints is None else Extra(keypoints=keypoints)
-        attributes = (("confidence", _text(parts[5])),) if columns == 6 and not pose else ()
-        self.boxes.append(Box(label, *edges, attributes=attributes, line=number, extra=extra))
+            if pose is not None:
+                extra = extra._replace(keypoints=self._keypoints(parts[5:], pose, number))
+        self.boxes.append(Box(label, *edges, line=number, extra=None if extra == NOTHING else extra))
 
     def finish(self) -> None:
         """Report what is said once for the whole file."""
@@ -142,21 +145,23 @@ class _Lines:
 
     def _keypoints(self, parts: Sequence[bytes], pose: Skeleton, number: int) -> Keypoints | None:
         """Read what comes after a box: x and y of each keypoint, and with three dimensions its visibility. With two
-        those with a negative number are not there."""
+        those at 0, 0 or with a negative number are not there. None where all are zeros: no keypoint is labelled."""
         count, dims = len(pose.names), pose.dims
         values = [value for value in map(parse_number, parts) if value is not None]
-        there = [x >= 0 and y >= 0 for x, y in zip(values[0::2], values[1::2], strict=False)]
+        there = [x >= 0 and y >= 0 and x + y > 0 for x, y in zip(values[0::2], values[1::2], strict=False)]
         seen = values[2::3] if dims == 3 else [2.0 * each for each in there]
         if not len(parts) == len(values) == count * dims or not {0.0, 1.0, 2.0}.issuperset(seen):
             message = f"there are not {count} keypoints of {dims} numbers after the box; they are left out"
             self.problems.add("keypoints-malformed", "repaired", message, number)
+            return None
+        if not any(values):
             return None
         points = array("d", bytes(16 * count))
         points[0::2] = array("d", [x * self._width for x in values[0::dims]])
         points[1::2] = array("d", [y * self._height for y in values[1::dims]])
         if dims == 2:
             points = array("d", [value if there[n // 2] else 0.0 for n, value in enumerate(points)])
-        return Keypoints(points.tobytes(), bytes(map(int, seen))) if count else None
+        return Keypoints(points.tobytes(), bytes(map(int, seen)))
 
 
 def write(annotation: Annotation, class_ids: Mapping[str, int]) -> bytes:
@@ -177,6 +182,15 @@ def write(annotation: Annotation, class_ids: Mapping[str, int]) -> bytes:
             # Dividing by 2w is dividing by 2 and then by w to the last bit; multiplying by 1/w is not.
             values += (id, (x1 + x2) / twice_width, (y1 + y2) / twice_height, (x2 - x1) / width, (y2 - y1) / height)
     return _LINE * count % tuple(values)
+
+
+def write_scored(annotation: Annotation, class_ids: Mapping[str, int]) -> bytes:
+    """Write the label file with a confidence behind each box that has a score, in as many digits as give it again, as
+    Ultralytics saves predictions. Its training leaves out an image with such a label file."""
+    lines = write(annotation, class_ids).splitlines()
+    scores = (box.extra and box.extra.score for _, box in _chosen(annotation, class_ids))
+    pairs = zip(lines, scores, strict=True)
+    return b"".join(line + (b"\n" if score is None else b" %b\n" % repr(score).encode()) for line, score in pairs)
 
 
 def write_outlines(annotation: Annotation, class_ids: Mapping[str, int]) -> bytes:

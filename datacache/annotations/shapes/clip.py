@@ -39,7 +39,10 @@ Points = NDArray[np.float64]
 Move = Callable[[Any, Any], tuple[Any, Any]]
 """Returns where x and y go; of numbers and of arrays of them."""
 
+_SIDE = re.compile(r"(left|right|(?<![^\W\d_])[lr](?![^\W\d_]))", re.IGNORECASE)
 _OTHER_SIDE = {
+    "l": {"l": "r", "L": "R"},
+    "r": {"r": "l", "R": "L"},
     "left": {"left": "right", "Left": "Right", "LEFT": "RIGHT"},
     "right": {"right": "left", "Right": "Left", "RIGHT": "LEFT"},
 }
@@ -110,13 +113,13 @@ def carried_keypoints(keypoints: Keypoints, movements: Sequence[Movement]) -> Ke
 
 def mirrored_order(skeleton: Skeleton) -> tuple[int, ...]:
     """Return, of each keypoint, the one that takes its place in a mirror: as the skeleton says, or by names with left
-    and right in them; () where neither tells."""
-    if skeleton.flip:
-        return skeleton.flip
+    and right, or l and r, in them; () where neither tells. A keypoint alone keeps its place."""
+    if skeleton.flip or len(skeleton.names) == 1:
+        return skeleton.flip or (0,)
     places = {name: n for n, name in enumerate(skeleton.names)}
     order = []
     for n, name in enumerate(skeleton.names):
-        words = re.split(r"(left|right)", name, flags=re.IGNORECASE)
+        words = _SIDE.split(name)
         words[1::2] = (_OTHER_SIDE[word.lower()].get(word, "") for word in words[1::2])
         order.append(places.get("".join(words), n))
     return tuple(order) if sorted(order) == list(range(len(order))) != order else ()

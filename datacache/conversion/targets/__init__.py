@@ -3,7 +3,7 @@
 Used by the pipeline. A target knows paths and bytes, nothing of snapshots or stores. Layouts:
 
     yolo         images/[SPLIT/]x.jpg  labels/[SPLIT/]x.txt  data.yaml               (Ultralytics)
-                 (likewise yolo-segment, yolo-pose and yolo-obb)
+                 (likewise yolo-segment, yolo-pose, yolo-obb, yolo-predictions)
     darknet      obj_train_data/[SPLIT/]x.jpg and x.txt  obj.names  obj.data  SPLIT.txt
     coco         images/[SPLIT/]x.jpg  annotations/instances[_SPLIT].json
     cvat         images/[SPLIT/]x.jpg  annotations.xml
@@ -36,7 +36,7 @@ from datacache.conversion.targets.label_studio import LabelStudio
 from datacache.conversion.targets.labelme import Labelme
 from datacache.conversion.targets.open_images import OpenImages
 from datacache.conversion.targets.voc import Voc
-from datacache.conversion.targets.yolo import Darknet, Yolo, YoloObb, YoloPose, YoloSegment
+from datacache.conversion.targets.yolo import Darknet, Yolo, YoloObb, YoloPose, YoloPredictions, YoloSegment
 
 __all__ = ["TARGETS", "About", "Target"]
 
@@ -56,6 +56,7 @@ TARGETS: dict[str, Callable[[About], Target]] = {
     "yolo-classify": Folders,
     "yolo-obb": YoloObb,
     "yolo-pose": YoloPose,
+    "yolo-predictions": YoloPredictions,
     "yolo-segment": YoloSegment,
 }
 """The formats as `--to` names them."""

@@ -41,6 +41,15 @@ class Yolo(Target):
         return None
 
 
+class YoloPredictions(Yolo):
+    """A confidence behind each box, which no training takes; so plain YOLO leaves scores out."""
+
+    holds = frozenset({"score"})
+
+    def _labels_of(self, annotation: Annotation) -> tuple[bytes, Sequence[Problem]]:
+        return yolo.write_scored(annotation, self._ids), ()
+
+
 class YoloSegment(Yolo):
     """A polygon an object; of a box alone its four corners, as Ultralytics leaves out an image that has both kinds."""
 
