@@ -13,11 +13,11 @@ import json
 import math
 import re
 from array import array
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
+from itertools import groupby
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -62,8 +62,10 @@ _NUMBERS: Final = frozenset({int, float})
 _box, _extra = partial(tuple.__new__, Box), partial(tuple.__new__, Extra)
 _AT_A_TIME: Final = 500
 _BOX_BYTES: Final = 450
-_MOST_HELD: Final = 64 * 2**20
+_MOST_HELD: Final = 16 * 2**20
 """Bytes of boxes in memory, about."""
+_BLOCKS: Final = 1_024
+"""So many parts of the images are put aside and read again on their own: a box at a time takes twice as long."""
 
 
 def parse(data: Data, file: str, classes: Sequence[str] = ()) -> DraftFile:
@@ -167,15 +169,21 @@ class _Reader:
         self._file = file
         self._problems: list[Problem] = []
         self._labels: dict[str, str] = {}
-        self._images: dict[str, _Image] = {}
-        self._by_name: dict[str, _Image] = {}
+        # Images are numbered as they come: a hundred thousand objects would be most of what this process takes.
+        self._images: dict[str, int] = {}
+        self._by_name: dict[str, int] = {}
+        self._names: list[str] = []
+        self._sizes = array("i"), array("i")
+        self._captions: defaultdict[int, list[str]] = defaultdict(list)
+        self._problems_of: defaultdict[int, list[Problem]] = defaultdict(list)
+        self._boxes: defaultdict[int, list[Box]] = defaultdict(list)
+        self._held = 0
+        self._records = _Records()
         self._lost_ids: dict[str, str] = {}
         # Category → how many objects, the first one's number, and what it is called in messages.
         self._unlisted: dict[str, tuple[int, int, str]] = {}
         self._skeletons: dict[str, Skeleton] = {}
         self._supercategories: dict[str, str] = {}
-        self._records = Aside[tuple[Box, ...]]()
-        self._held = 0
         self.number = 0  # of the annotation that is being read, from 1
         self._entry, self._own_id, self._image = ("", 0), "", ""
 
@@ -192,9 +200,9 @@ class _Reader:
         shown = f", id {id if len(id) <= 60 else quote(id)}" if id else ""
         return f"{name}[{number}]{shown}{f', of {quote(image)}' if image else ''}"
 
-    def problem(self, code: str, action: Action, message: str, image: _Image | None = None) -> None:
+    def problem(self, code: str, action: Action, message: str, image: int | None = None) -> None:
         """Report; to the image where it is known."""
-        problems = self._problems if image is None else image.problems
+        problems = self._problems if image is None else self._problems_of[image]
         problems.append(Problem(code, action, self._file, self.number, message))
 
     def category(self, entry: dict[str, JSON]) -> None:
@@ -256,17 +264,18 @@ class _Reader:
         earlier = self._images.get(id) if id is not None else None
         if id is None:
             self._lost_image(None, f"({quote(name)}) has {shown(entry, 'id')}")
-        elif earlier is not None and earlier.name != name:
+        elif earlier is not None and self._names[earlier] != name:
             # Whose its objects are cannot be known, and the first image has them.
-            self._lost_image(None, f"({quote(name)}) has the id {id} of {quote(earlier.name)}")
+            self._lost_image(None, f"({quote(name)}) has the id {id} of {quote(self._names[earlier])}")
         elif name in self._by_name:
             self._images[id] = image = self._by_name[name]
             message = f"{self.where} names {quote(name)} again; the objects of both entries are taken together"
             self.problem("image-repeated", "noted", message, image)
         else:
-            image = self._images[id] = self._by_name[name] = _Image(name)
-            image.width = self._side(entry, "width", image)
-            image.height = self._side(entry, "height", image)
+            image = self._images[id] = self._by_name[name] = len(self._names)
+            self._names.append(name)
+            for side, sizes in zip(("width", "height"), self._sizes, strict=True):
+                sizes.append(self._side(entry, side, image))
 
     def object(self, entry: dict[str, JSON]) -> None:
         """Take one of `annotations`."""
@@ -277,9 +286,9 @@ class _Reader:
             message = f"{self.where} has {shown(entry, 'image_id')}, {reason}; it is left out"
             self.problem("image-unknown", "skipped", message)
             return
-        self._image = image.name
+        self._image = self._names[image]
         if "category_id" not in entry and isinstance(entry.get("caption"), str):
-            image.captions.append(entry["caption"])
+            self._captions[image].append(entry["caption"])
             return
         id = to_id(entry.get("category_id"))
         if id is None:
@@ -291,12 +300,12 @@ class _Reader:
             count, number, first = self._unlisted.get(id, (0, self.number, self.where))
             self._unlisted[id] = count + 1, number, first
             label = unlisted(id)
-        said = len(image.problems)
+        said = len(self._problems_of.get(image, ()))
         outline = self._outline(entry["segmentation"], image) if entry.get("segmentation") else None
         keypoints = self._keypoints(entry, label, image) if entry.get("keypoints") else None
         edges = self._edges(entry, image, outline, keypoints)
         if edges is None:
-            del image.problems[said:-1]  # of the outline of an object that is left out
+            del self._problems_of[image][said:-1]  # of the outline of an object that is left out
             return
         flags, attributes = _attributes(entry)
         if (crowd := entry.get("iscrowd")) and to_text(crowd) in _TRUE:
@@ -313,17 +322,15 @@ class _Reader:
             if outline or keypoints or score is not None or given is not None:
                 extra = _extra((outline, keypoints, -1, -1, score, "", given))
         more = tuple(sorted(attributes.items())) if attributes else ()
-        image.boxes.append(_box((label, *edges, *flags, more, self.number, extra)))
+        self._boxes[image].append(_box((label, *edges, *flags, more, self.number, extra)))
         self._held += _BOX_BYTES + (0 if outline is None else len(outline[0]))
         if self._held > _MOST_HELD:
             self._put_aside()
 
     def _put_aside(self) -> None:
         """Write the boxes that are held to disk."""
-        for image in self._by_name.values():
-            if image.boxes:
-                image.earlier.append(self._records.put(tuple(image.boxes)))
-                image.boxes = []
+        self._records.put(self._boxes, len(self._names))
+        self._boxes.clear()
         self._held = 0
 
     def finish(self) -> DraftFile:
@@ -333,31 +340,44 @@ class _Reader:
             objects = f"{first} is" if count == 1 else f"{first}, and {count - 1:,} more are"
             message = f"{objects} of category {id}, which is not in the file; labelled {unlisted(id)!r}"
             self.problem("class-unlisted", "noted", message)
-        images = _Drafts(self._file, list(self._by_name.values()), self._records)
+        if self._records:
+            self._put_aside()
+        self._images.clear()
+        self._by_name.clear()
+        images = _Drafts(self, len(self._names))
         # Ids are what tools and models count, not where a category stands in its list.
         ordered = sorted(self._labels, key=lambda id: (to_number(id) is None, to_number(id) or 0.0))
         classes = tuple(dict.fromkeys(self._labels[id] for id in ordered))
-        kept = images if len(self._records) else list(images)
+        kept = images if self._records else list(images)
         return DraftFile(kept, self._problems, classes, self._skeletons, self._supercategories)
+
+    def draft(self, image: int) -> tuple[Draft, list[Problem]]:
+        """Put an image together. `IndexError` for one that is not there."""
+        name, (width, height) = self._names[image], (sizes[image] for sizes in self._sizes)
+        boxes = self._records.get(image) if self._records else self._boxes.get(image, ())
+        captions = tuple(self._captions.get(image, ()))
+        return Draft(self._file, name, width, height, tuple(boxes), captions=captions), self._problems_of.get(image, [])
 
     def _lost_image(self, id: str | None, reason: str) -> None:
         self.problem("image-unnamed", "skipped", f"{self.where} {reason}; it is left out")
         if id is not None and id not in self._images:
             self._lost_ids[id] = f"which is {self.where}, an image without a name"
 
-    def _side(self, entry: dict[str, JSON], name: str, image: _Image) -> int:
+    def _side(self, entry: dict[str, JSON], name: str, image: int) -> int:
         value = entry.get(name)
         number = to_number(value)
         if value is None or number == 0:
             return 0
         if number is None or number != number // 1 or not 0 < number < 2**31:
-            message = f"the {name} of {quote(image.name)} is {displayed(value)}, which is no size; it is not taken"
+            message = (
+                f"the {name} of {quote(self._names[image])} is {displayed(value)}, which is no size; it is not taken"
+            )
             self.problem("size-text", "noted", message, image)
             return 0
         return int(number)
 
     def _edges(
-        self, entry: dict[str, JSON], image: _Image, outline: Outline | None, keypoints: Keypoints | None
+        self, entry: dict[str, JSON], image: int, outline: Outline | None, keypoints: Keypoints | None
     ) -> Edges | None:
         bbox = entry.get("bbox")
         if isinstance(bbox, list) and len(bbox) == 4:
@@ -378,7 +398,7 @@ class _Reader:
             return None
         edges, of = _around(outline), "outline"
         if edges is None and keypoints is not None:
-            edges = around_keypoints(keypoints, image.width or math.inf, image.height or math.inf)
+            edges = around_keypoints(keypoints, *(sizes[image] or math.inf for sizes in self._sizes))
             of = "keypoints"
         if edges is None:
             message = f"{self.where} has {shown(entry, 'bbox')}, and nothing to take it from; it is left out"
@@ -388,7 +408,7 @@ class _Reader:
         self.problem("box-missing", "noted", message, image)
         return edges
 
-    def _outline(self, found: JSON, image: _Image) -> Outline | None:
+    def _outline(self, found: JSON, image: int) -> Outline | None:
         """Read a segmentation; None, and a problem, for one that cannot be meant."""
         stays = "the object stays as its box"
         if isinstance(found, dict):
@@ -425,7 +445,7 @@ class _Reader:
             return None
         return polygon_of(ringed)
 
-    def _keypoints(self, entry: dict[str, JSON], label: str, image: _Image) -> Keypoints | None:
+    def _keypoints(self, entry: dict[str, JSON], label: str, image: int) -> Keypoints | None:
         """Read the keypoints of an object; None, and a problem, where they are not those of its class."""
         skeleton = self._skeletons.get(label)
         try:
@@ -447,34 +467,48 @@ class _Reader:
         return Keypoints(points.tobytes(), visible)
 
 
-@dataclass(slots=True)
-class _Image:
-    """One image while a file is read."""
+class _Records:
+    """Boxes on disk, by the number of their image. Each record has those of neighbours, so that they can be read image
+    by image again, a block at a time."""
 
-    name: str
-    width: int = 0
-    height: int = 0
-    boxes: list[Box] = field(default_factory=list)
-    earlier: list[int] = field(default_factory=list)
-    """Numbers of boxes that were put aside."""
-    captions: list[str] = field(default_factory=list)
-    problems: list[Problem] = field(default_factory=list)
+    def __init__(self) -> None:
+        self._aside = Aside[dict[int, list[Box]]]()
+        self._blocks: defaultdict[int, list[int]] = defaultdict(list)
+        self._images_a_block = 1
+        self._last: tuple[int, dict[int, list[Box]]] = (-1, {})
+
+    def __len__(self) -> int:
+        return len(self._aside)
+
+    def put(self, boxes: Mapping[int, list[Box]], images: int) -> None:
+        """Put boxes behind those that are there. `images`: how many there are, the same each time."""
+        self._images_a_block = -(-images // _BLOCKS)
+        for block, numbers in groupby(sorted(boxes), lambda number: number // self._images_a_block):
+            self._blocks[block].append(self._aside.put({number: boxes[number] for number in numbers}))
+
+    def get(self, image: int) -> list[Box]:
+        """Return the boxes of an image."""
+        block = image // self._images_a_block
+        if self._last[0] != block:
+            found: defaultdict[int, list[Box]] = defaultdict(list)
+            for number in self._blocks.get(block, ()):
+                for of, boxes in self._aside.get(number).items():
+                    found[of] += boxes
+            self._last = block, found
+        return self._last[1].get(image, [])
 
 
 class _Drafts(Sequence[tuple[Draft, list[Problem]]]):
     """The images of a file, each put together when it is asked for."""
 
-    def __init__(self, file: str, images: list[_Image], records: Aside[tuple[Box, ...]]) -> None:
-        self._file, self._images, self._records = file, images, records
+    def __init__(self, reader: _Reader, images: int) -> None:
+        self._reader, self._images = reader, images
 
     def __len__(self) -> int:
-        return len(self._images)
+        return self._images
 
     def __getitem__(self, number: Any) -> Any:
-        image = self._images[number]
-        boxes = (*chain.from_iterable(map(self._records.get, image.earlier)), *image.boxes)
-        draft = Draft(self._file, image.name, image.width, image.height, boxes, captions=tuple(image.captions))
-        return draft, image.problems
+        return self._reader.draft(number)
 
 
 def _attributes(entry: dict[str, JSON]) -> tuple[tuple[bool, bool, bool], dict[str, str]]:
