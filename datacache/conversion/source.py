@@ -75,12 +75,14 @@ END: Final = 1
 """The image has the end of the name, with a folder at least: the name is a path on another machine."""
 BY_NAME: Final = 0
 """For a name's last part alone."""
+_NONE: Final = -1
 
 
 class Named(NamedTuple):
     """The image that a name means."""
 
-    image: bytes
+    row: int
+    """In the manifest."""
     certainty: int
     """`WHOLE`, `END` or `BY_NAME`."""
     name: bytes
@@ -124,31 +126,34 @@ class NamedImages:
         places = self._places[file]
         whole = b"/".join(parts)
         for place in places:
-            if self._is_there(place + whole):
-                return Named(place + whole, WHOLE, whole)
+            row = self._row(place + whole)
+            if row is not None:
+                return Named(row, WHOLE, whole)
         split = folder_split(whole) or file_split(file)
         for at in range(len(parts) - 1):
             rest = b"/".join(parts[at:])
             for place in places if at else ():
-                if self._fits(place + rest, split):
-                    return Named(place + rest, END, whole)
+                row = self._fitting(place + rest, split)
+                if row is not None:
+                    return Named(row, END, whole)
             folder = rest[: rest.rfind(b"/") + 1]
             if any(self._pairing.exists(place + folder) for place in places):
                 return None
         for place in places:
-            path = place + parts[-1]
-            if self._fits(path, split):
+            row = self._fitting(place + parts[-1], split)
+            if row is not None:
                 same_kind = len(parts) > 1 and {parts[-2], place[:-1].rpartition(b"/")[2]} <= _IMAGE_FOLDERS
                 of_split = len(parts) == 2 and not self._split_folders and split_of_name(parts[0])
-                return Named(path, END if same_kind or of_split else BY_NAME, whole)
-        found = [folder + parts[-1] for folder in self._folders if self._fits(folder + parts[-1], split)]
+                return Named(row, END if same_kind or of_split else BY_NAME, whole)
+        rows = (self._fitting(folder + parts[-1], split) for folder in self._folders)
+        found = [row for row in rows if row is not None]
         return Named(found[0], BY_NAME, whole) if len(found) == 1 else None
 
-    def _fits(self, path: bytes, split: str) -> bool:
-        return (not split or folder_split(path) in ("", split)) and self._is_there(path)
+    def _fitting(self, path: bytes, split: str) -> int | None:
+        return self._row(path) if not split or folder_split(path) in ("", split) else None
 
-    def _is_there(self, path: bytes) -> bool:
-        return is_image(path) and self._manifest.find(path) is not None
+    def _row(self, path: bytes) -> int | None:
+        return self._manifest.find(path) if is_image(path) else None
 
 
 def _places(file: bytes) -> Iterator[bytes]:
@@ -170,88 +175,114 @@ def _places(file: bytes) -> Iterator[bytes]:
 
 
 class _Claim(NamedTuple):
-    named: Named
     said: int
     """A number of `Drafts`."""
+    certainty: int = WHOLE
+    name: bytes = b""
+    """Not kept of a certain one."""
 
 
 @dataclass
 class _Repeats:
     """Images that two files have."""
 
-    first: bytes
+    first: int
     images: int = 0
     same: int = 0
     more: int = 0
 
 
 class Drafts:
-    """Takes file after file. `split_files`: the files' names say the splits of their images."""
+    """Takes file after file. `split_files`: the files' names say the splits of their images.
 
-    def __init__(self, named: NamedImages, *, split_files: bool) -> None:
-        self._named, self._split_files = named, split_files
+    Images are rows of the manifest here, and what is held of each is two numbers."""
+
+    def __init__(self, manifest: Manifest, layout: Layout) -> None:
+        self._manifest, self._named = manifest, NamedImages(manifest, layout)
+        self._split_files = not layout.image_sets
         self._said = Aside[Said]()
-        self._drafts: dict[bytes, int] = {}
-        self._by_name: dict[bytes, list[_Claim]] = {}
+        self._claims, self._drafts = (array("q", [_NONE]) * manifest.rows for _ in range(2))
+        """Of each image, what the file that is being taken says of it first, and what is said of it in all."""
+        self._by_name: dict[int, list[_Claim]] = {}
         self._repeats: dict[tuple[str, str], _Repeats] = {}
         self.problems: list[Problem] = []
         """Those of no image."""
 
     def add(self, file: bytes, images: Iterable[tuple[Draft, list[Problem]]]) -> None:
         """Take what one file says."""
-        claims: dict[bytes, list[_Claim]] = {}
+        rows = array("q")  # each image once, in the order of the file
+        several: dict[int, list[_Claim]] = {}  # of those images that are named again, or not for certain
+        claims = self._claims
         for draft, problems in images:
             said = self._said.put((draft, tuple(problems)))
             named = self._named.named(draft.name, file)
             if named is None:
                 self._lose(said)
-            else:
-                claims.setdefault(named.image, []).append(_Claim(named, said))
-        for image, several in claims.items():
-            best = max(claim.named.certainty for claim in several)
-            chosen = [claim for claim in several if claim.named.certainty == best]
-            for claim in several:
-                if claim.named.certainty != best:
-                    self._lose(claim.said, f", and {quote(text(image))} is another")
-            if best == BY_NAME:
-                self._by_name.setdefault(image, []).extend(chosen)
-            elif best == WHOLE or len({claim.named.name for claim in chosen}) == 1:
-                for claim in chosen:
-                    self._take(image, claim.said)
-            else:
-                self._lose_all(image, chosen)
-
-    def finish(self) -> Callable[[bytes], bytes]:
-        """Return what gives the bytes (`Aside`) of what is said of an image; b"" for nothing. Names that fit by their
-        last part alone are looked at now that all exact ones are known."""
-        for image, claims in self._by_name.items():
-            if image in self._drafts or len({claim.named.name for claim in claims}) > 1:
-                self._lose_all(image, claims)
                 continue
-            for _, number in claims:
-                draft, problems = self._said.get(number)
-                message = f"there is no image {draft.name!r} in the snapshot; {quote(text(image))} is taken for it"
+            row, certainty, name = named
+            first = claims[row]
+            if first == _NONE:
+                rows.append(row)
+                claims[row] = said
+            if first != _NONE or certainty != WHOLE:
+                several.setdefault(row, [] if first == _NONE else [_Claim(first)]).append(_Claim(said, certainty, name))
+        for row in rows:
+            if row in several:
+                self._choose(row, several[row])
+            else:
+                self._take(row, claims[row])
+            claims[row] = _NONE
+
+    def _choose(self, row: int, several: Sequence[_Claim]) -> None:
+        """Take those of several names that are likely to mean an image."""
+        best = max(claim.certainty for claim in several)
+        chosen = [claim for claim in several if claim.certainty == best]
+        for claim in several:
+            if claim.certainty != best:
+                self._lose(claim.said, f", and {self._quoted(row)} is another")
+        if best == BY_NAME:
+            self._by_name.setdefault(row, []).extend(chosen)
+        elif best == WHOLE or len({claim.name for claim in chosen}) == 1:
+            for claim in chosen:
+                self._take(row, claim.said)
+        else:
+            self._lose_all(row, chosen)
+
+    def finish(self) -> Callable[[int], bytes]:
+        """Return what gives the bytes (`Aside`) of what is said of an image, by its row; b"" for nothing. Names that
+        fit by their last part alone are looked at now that all exact ones are known."""
+        for row, claims in self._by_name.items():
+            if self._drafts[row] != _NONE or len({claim.name for claim in claims}) > 1:
+                self._lose_all(row, claims)
+                continue
+            for claim in claims:
+                draft, problems = self._said.get(claim.said)
+                message = f"there is no image {draft.name!r} in the snapshot; {self._quoted(row)} is taken for it"
                 by_name = Problem("image-by-name", "noted", draft.file, draft.line, message)
-                self._take(image, self._said.put((draft, (*problems, by_name))))
+                self._take(row, self._said.put((draft, (*problems, by_name))))
         for (one, other), of in self._repeats.items():
             if not of.same + of.more:
                 continue
             where = f"are in {one}, too" if one != other else "are named there in several ways"
             message = (
-                f"{of.images:,} image(s), {quote(text(of.first))} first, {where}: {of.same:,} box(es) are the same and "
-                f"count once, {of.more:,} more are taken, too"
+                f"{of.images:,} image(s), {self._quoted(of.first)} first, {where}: {of.same:,} box(es) are the same "
+                f"and count once, {of.more:,} more are taken, too"
             )
             self.problems.append(Problem("image-repeated", "noted", other, 0, message))
-        return lambda image: self._said.raw(self._drafts[image]) if image in self._drafts else b""
+        drafts, said = self._drafts, self._said
+        return lambda row: said.raw(drafts[row]) if drafts[row] != _NONE else b""
 
-    def _take(self, image: bytes, said: int) -> None:
-        earlier = self._drafts.get(image)
-        if earlier is not None:
+    def _quoted(self, row: int) -> str:
+        return quote(text(self._manifest.path(row)))
+
+    def _take(self, row: int, said: int) -> None:
+        earlier = self._drafts[row]
+        if earlier != _NONE:
             get = self._said.get
-            said = self._said.put(self._merged(image, get(earlier), get(said)))
-        self._drafts[image] = said
+            said = self._said.put(self._merged(row, get(earlier), get(said)))
+        self._drafts[row] = said
 
-    def _merged(self, image: bytes, one: Said, other: Said) -> Said:
+    def _merged(self, row: int, one: Said, other: Said) -> Said:
         (a, a_problems), (b, b_problems) = one, other
         problems = a_problems + b_problems
         a, b = _completed(a, b), _completed(b, a)
@@ -260,7 +291,7 @@ class Drafts:
         of_whole = any((draft.captions or draft.labels) and not draft.boxes for draft in (a, b))
         first, second = (b, a) if of_whole and b.boxes else (a, b)  # problems name the file of the objects
         if is_metadata(a.file) == is_metadata(b.file) and not of_whole:
-            repeats = self._repeats.setdefault((a.file, b.file), _Repeats(image))
+            repeats = self._repeats.setdefault((a.file, b.file), _Repeats(row))
             repeats.images += 1
             repeats.same += len(b.boxes) - len(more)
             repeats.more += len(more)
@@ -269,7 +300,7 @@ class Drafts:
             ranks = self._rank(first), self._rank(second)
             if ranks[0] < ranks[1] < len(_SPLITS):
                 kept, left = _SPLITS[ranks[0]], _SPLITS[ranks[1]]
-                message = f"{quote(text(image))} is in {left} here, and in {kept} in {first.file}; it is in {kept}"
+                message = f"{self._quoted(row)} is in {left} here, and in {kept} in {first.file}; it is in {kept}"
                 problems += (Problem("split-repeated", "repaired", second.file, second.line, message),)
         draft = first._replace(
             boxes=_lines_of(first, a, a.boxes) + _lines_of(first, b, more),
@@ -284,9 +315,9 @@ class Drafts:
         split = file_split(draft.file.encode("utf-8", "surrogateescape")) if self._split_files else ""
         return _SPLITS.index(split) if split in _SPLITS else len(_SPLITS)
 
-    def _lose_all(self, image: bytes, claims: Iterable[_Claim]) -> None:
+    def _lose_all(self, row: int, claims: Iterable[_Claim]) -> None:
         for claim in claims:
-            self._lose(claim.said, f", and whether {quote(text(image))} is meant is not clear")
+            self._lose(claim.said, f", and whether {self._quoted(row)} is meant is not clear")
 
     def _lose(self, said: int, more: str = "") -> None:
         draft, problems = self._said.get(said)
@@ -324,7 +355,6 @@ _PARSERS: Final[dict[str, Callable[[Content, str, Sequence[str]], DraftFile]]] =
     "label-studio": label_studio.parse,
 }
 """Of the files that speak of many images. They are given the names of class ids, where the data set has a list."""
-_NONE = -1
 _LEFTOVERS_LIMIT = 200_000
 """So many unpaired images or annotations are looked at again, by name alone; more are no export that lies elsewhere."""
 
@@ -398,7 +428,7 @@ class AnnotationSource:
             return
         for row, entry in enumerate(self._manifest.entries()):
             if is_image(entry.path):
-                raw = draft(entry.path)
+                raw = draft(row)
                 if self.format == "folders":
                     said = _of_folder(entry.path, Aside[Said].value_of(raw) if raw else None)
                     raw = Aside.bytes_of(said) if said else b""
@@ -407,7 +437,7 @@ class AnnotationSource:
     def _part(self, row: int, entry: Entry) -> Part:
         return Part(row, entry.size_bytes, object=object_id(self._manifest.object_ref(entry)))
 
-    def _with_files(self, suffix: bytes, draft: Callable[[bytes], bytes]) -> Iterator[Item]:
+    def _with_files(self, suffix: bytes, draft: Callable[[int], bytes]) -> Iterator[Item]:
         manifest, pairing = self._manifest, Pairing(self._manifest, suffix)
         annotations = array("q")  # of each image, the row of its annotation
         claims = bytearray(manifest.rows)  # of each row, how many images it is the annotation of (2: or more)
@@ -427,7 +457,7 @@ class AnnotationSource:
         for row, entry in enumerate(manifest.entries()):
             if is_image(entry.path):
                 annotation, at = annotations[at], at + 1
-                item = Item(text(entry.path), self._part(row, entry), draft=draft(entry.path))
+                item = Item(text(entry.path), self._part(row, entry), draft=draft(row))
                 if annotation != _NONE:
                     other = manifest.entry(annotation)
                     rivals = pairing.images_of(other.path) if claims[annotation] > 1 else ()
@@ -500,9 +530,9 @@ class AnnotationSource:
             message = f"{quote(text(image))} is taken for its image, the only one of this name"
             self.problems.append(Problem("image-by-name", "noted", text(annotation), 0, message))
 
-    def _drafts(self) -> Callable[[bytes], bytes]:
+    def _drafts(self) -> Callable[[int], bytes]:
         """Return what the files that speak of many images say, as `Drafts.finish` does."""
-        drafts = Drafts(NamedImages(self._manifest, self.layout), split_files=not self.layout.image_sets)
+        drafts = Drafts(self._manifest, self.layout)
         for file in dict.fromkeys((*self.layout.lists, *self.layout.metadata)):
             drafts.add(file, self._parsed(file))
         found = drafts.finish()

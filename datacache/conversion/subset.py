@@ -101,21 +101,22 @@ def _entries(source: AnnotationSource, snapshot: Snapshot, said: Mapping[str, st
             yield from files.add(text(path), cut_down(source.read(path), images), entry.mtime_ns)
         elif is_metadata(text(path)):
             lines = source.read(path).splitlines(keepends=True)
-            left = [line for line in lines if _named(line, path, named) in images]
+            rows = ((line, _named(line, path, named)) for line in lines)
+            left = [line for line, row in rows if row is not None and manifest.path(row) in images]
             yield from files.add(text(path), b"".join(left), entry.mtime_ns)
         elif path in images or (path in annotations if layout.is_annotation(path) else not is_image(path)):
             yield files.refer(entry)
     yield from files.end_pack()
 
 
-def _named(line: bytes, file: bytes, named: NamedImages) -> bytes | None:
-    """Return the image that a line of `metadata.jsonl` is about."""
+def _named(line: bytes, file: bytes, named: NamedImages) -> int | None:
+    """Return the row of the image that a line of `metadata.jsonl` is about."""
     try:
         name = json.loads(line)["file_name"]
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
     found = named.named(name, file) if isinstance(name, str) else None
-    return None if found is None else found.image
+    return None if found is None else found.row
 
 
 def _encode(path: str) -> bytes:

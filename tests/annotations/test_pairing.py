@@ -147,7 +147,7 @@ def test_both_directions_agree(paths):
 def find(images, name, file="annotations/instances.json"):
     folder = Folder({**dict.fromkeys(images, b""), file: b'{"images": []}'})
     found = NamedImages(folder.manifest, detect(folder.manifest, folder.read, format="coco")).named(name, file.encode())
-    return None if found is None else found.image.decode("utf-8", "surrogateescape")
+    return None if found is None else folder.manifest.path(found.row).decode("utf-8", "surrogateescape")
 
 
 @pytest.mark.parametrize(
