@@ -7,14 +7,14 @@ thread.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator, Mapping
+from math import floor, frexp, ldexp
 from typing import Final, NamedTuple
 
 from datacache.annotations.check import same_object
 from datacache.annotations.classes import spelled, spelled_alike
 from datacache.annotations.model import Action, Annotation, Box, Problem, quote
-from datacache.annotations.shapes.outline import NOTHING, Polygon
+from datacache.annotations.shapes.outline import NOTHING, Polygon, in_common
 from datacache.annotations.table.table import Table
 from datacache.conversion.combine import own_target
 from datacache.conversion.index import Annotations, with_entries
@@ -25,6 +25,10 @@ from datacache.reader.snapshot import Snapshot
 
 NEAR: Final = 0.9
 """The part that two boxes of a class have in common, of both together, from which on they are one object."""
+_APART: Final = 1.001 * (1 / NEAR - 1)
+"""The part of its side by which each edge of such a box can be apart from the other's, and a little for rounding."""
+_CELLS: Final = 6
+"""To the power of two that is as long as a side or longer: boxes are looked for in cells of this size."""
 SURE: Final = 0.8
 """The least score of a prediction that makes a label doubtful, and `OVER` what it has in common with the object."""
 OVER: Final = 0.7
@@ -182,7 +186,7 @@ def _repeated(boxes: list[Box]) -> dict[int, tuple[int, bool]]:
     if len(boxes) < 2:
         return again
     first: dict[tuple[object, ...], int] = {}
-    kept: dict[str, list[tuple[float, int]]] = {}  # of each label left edges in their order, and places
+    kept: dict[tuple[str, int, int], list[tuple[int, float, float, float, float]]] = {}  # by class and cells
     for place, box in enumerate(boxes):
         before = first.setdefault(same_object(box), place)
         if before != place:
@@ -190,31 +194,48 @@ def _repeated(boxes: list[Box]) -> dict[int, tuple[int, bool]]:
             continue
         if (box.extra or NOTHING)[:2] != NOTHING[:2]:
             continue
-        lefts = kept.setdefault(box.label, [])
-        apart = (box.x2 - box.x1) * (1 / NEAR - 1)  # boxes that have so much in common begin no further away
-        beside = lefts[bisect_left(lefts, (box.x1 - apart, 0)) : bisect_right(lefts, (box.x1 + apart, place))]
-        near = next((other for _, other in beside if _in_common(box, boxes[other]) >= NEAR), None)
-        if near is None:
-            insort(lefts, (box.x1, place))
-        else:
+        label, x1, y1, x2, y2 = box[:5]
+        across, down = (x2 - x1) * _APART, (y2 - y1) * _APART
+        near, rows = place, _cells(y1, y2)
+        for column in _cells(x1, x2):
+            for row in rows:
+                for other, ax1, ay1, ax2, ay2 in kept.get((label, column, row), ()):
+                    if (
+                        other < near
+                        and abs(ax1 - x1) <= across
+                        and abs(ay1 - y1) <= down
+                        and in_common(box[1:5], (ax1, ay1, ax2, ay2)) >= NEAR
+                    ):
+                        near = other
+        if near != place:
             again[place] = near, False
+        else:
+            cell = label, _cell(x1, frexp(x2 - x1)[1]), _cell(y1, frexp(y2 - y1)[1])
+            kept.setdefault(cell, []).append((place, x1, y1, x2, y2))
     return again
 
 
-def _in_common(a: Box, b: Box) -> float:
-    """Return the intersection of two boxes as a part of their union."""
-    width, height = min(a.x2, b.x2) - max(a.x1, b.x1), min(a.y2, b.y2) - max(a.y1, b.y1)
-    if width <= 0 or height <= 0:
-        return 0.0
-    both = width * height
-    return both / ((a.x2 - a.x1) * (a.y2 - a.y1) + (b.x2 - b.x1) * (b.y2 - b.y1) - both)
+def _cell(low: float, size: int) -> int:
+    """Return the cell of a side of a box that begins at `low`, and whose length has a power of two of this size."""
+    return (size << 40) + floor(ldexp(low * _CELLS, -size))
+
+
+def _cells(low: float, high: float) -> list[int]:
+    """Return the cells of all sides that boxes can have that have `NEAR` in common with a box that has this one."""
+    side = high - low
+    apart = side * _APART
+    smallest, largest = frexp(side - apart)[1], frexp(side + apart)[1]
+    found = [*range(_cell(low - apart, smallest), _cell(low + apart, smallest) + 1)]
+    if smallest != largest:
+        found += range(_cell(low - apart, largest), _cell(low + apart, largest) + 1)
+    return found
 
 
 def _doubtful(annotation: Annotation, predicted: Annotation) -> Iterator[Problem]:
     """Yield the objects at whose place a sure prediction has another class, and none has theirs."""
     sure = [box for box in predicted.boxes if _score(box) >= SURE]
     for place, box in enumerate(annotation.boxes if sure else ()):
-        there = [other for other in sure if _in_common(box, other) >= OVER]
+        there = [other for other in sure if in_common(box[1:5], other[1:5]) >= OVER]
         if there and all(spelled(other.label) != spelled(box.label) for other in there):
             best = max(there, key=_score)
             message = f"{annotation.path}, object {place + 1}: labelled {quote(box.label)}, and predicted as "

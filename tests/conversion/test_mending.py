@@ -17,7 +17,7 @@ from PIL import Image
 from datacache import api
 from datacache.annotations.model import Annotation, Box, Problem
 from datacache.annotations.shapes.clip import area_of, uncrossed
-from datacache.annotations.shapes.outline import Extra, Polygon, pack, polygon_of, rings, unpack
+from datacache.annotations.shapes.outline import Edges, Extra, Polygon, in_common, pack, polygon_of, rings, unpack
 from datacache.annotations.table.ranges import Row
 from datacache.conversion.fitting import fit
 from datacache.conversion.model import Splits
@@ -232,6 +232,30 @@ def test_of_boxes_that_are_nearly_equal_the_first_is_kept(drawn: list[tuple[str,
         if not any(near(box, other) for other in kept if other.label == box.label):
             kept.append(box)
     assert mended(*boxes) == kept
+
+
+@cases
+@given(st.lists(st.tuples(*[st.floats(0, 30)] * 2, *[st.floats(7, 9)] * 2), max_size=20), st.floats(1e-3, 1e3))
+def test_nearly_equal_boxes_are_found_wherever_they_lie(drawn: list[tuple[float, ...]], scale: float) -> None:
+    boxes = [Box("a", *(scale * edge for edge in (x, y, x + w, y + h))) for x, y, w, h in drawn]
+    kept: list[Box] = []
+    for box in boxes:
+        if not any(in_common(box[1:5], other[1:5]) >= 0.9 for other in kept):
+            kept.append(box)
+    assert mended(*boxes) == kept
+
+
+def test_each_box_is_compared_with_few_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared = 0
+
+    def counted(one: Edges, other: Edges) -> float:
+        nonlocal compared
+        compared += 1
+        return in_common(one, other)
+
+    monkeypatch.setattr("datacache.conversion.problems.in_common", counted)
+    mended(*(Box("a", x, y, x + 10 + x % 7, y + 10) for x in range(0, 300, 3) for y in range(0, 300, 3)))
+    assert compared < 20_000
 
 
 def test_objects_with_outlines_are_repeated_only_where_they_are_equal() -> None:

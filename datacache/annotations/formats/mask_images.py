@@ -20,7 +20,7 @@ from datacache.annotations.classes import decode, unlisted
 from datacache.annotations.formats.geometry import MAX_MASK_PIXELS, ShapeError
 from datacache.annotations.image_header import read_header
 from datacache.annotations.model import Box, Draft, Problem, Problems, quote
-from datacache.annotations.shapes.outline import NOTHING, Mask
+from datacache.annotations.shapes.outline import NOTHING, Edges, Mask, in_common
 from datacache.core.errors import BrokenImageError
 
 if TYPE_CHECKING:
@@ -158,14 +158,11 @@ def _name(names: Sequence[str], number: int) -> str:
     return names[number] if number < len(names) else unlisted(number)
 
 
-def _likest(boxes: Sequence[Box], label: str, edges: tuple[float, ...]) -> int:
+def _likest(boxes: Sequence[Box], label: str, edges: Edges) -> int:
     """Return the place of the object without a mask whose box is most like these edges; -1 for none."""
 
     def common(n: int) -> float:
-        _, x1, y1, x2, y2, *_ = boxes[n]
-        across, down = min(x2, edges[2]) - max(x1, edges[0]), min(y2, edges[3]) - max(y1, edges[1])
-        both = across * down if across > 0 < down else 0.0
-        return both / ((x2 - x1) * (y2 - y1) + (edges[2] - edges[0]) * (edges[3] - edges[1]) - both or 1.0)
+        return in_common(boxes[n][1:5], edges)
 
     free = (n for n, box in enumerate(boxes) if box.extra is None and label in ("", box.label))
     best = max(free, key=common, default=-1)
@@ -201,7 +198,7 @@ def _values(data: bytes | memoryview, colours: Sequence[Colour]) -> Values:
     return values
 
 
-def _masks(values: Values) -> dict[int, tuple[Mask, tuple[float, float, float, float]]]:
+def _masks(values: Values) -> dict[int, tuple[Mask, Edges]]:
     """Return the mask of each number, and the box around it."""
     import numpy as np
 

@@ -118,6 +118,17 @@ def bounds(points: bytes) -> Edges:
     return min(xs), min(ys), max(xs), max(ys)
 
 
+def in_common(one: Edges, other: Edges) -> float:
+    """Return the intersection of two boxes as a part of their union; 0 where they have no area."""
+    ax1, ay1, ax2, ay2 = one
+    bx1, by1, bx2, by2 = other
+    width, height = min(ax2, bx2) - max(ax1, bx1), min(ay2, by2) - max(ay1, by1)
+    if width <= 0 or height <= 0:
+        return 0.0
+    both = width * height
+    return both / ((ax2 - ax1) * (ay2 - ay1) + (bx2 - bx1) * (by2 - by1) - both)
+
+
 def ring_ends(polygon: Polygon) -> tuple[int, ...]:
     """Return the number of points up to the end of each ring, also where there is one ring."""
     return polygon.ends or (len(polygon.points) // POINT_BYTES,)
