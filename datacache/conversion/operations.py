@@ -14,12 +14,14 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from datacache.annotations.model import Annotation, Box, Problem
-from datacache.annotations.shapes.outline import NOTHING, Extra, Skeleton
+from datacache.annotations.model import Annotation, Box, Problem, quote
+from datacache.annotations.shapes.outline import NOTHING, Edges, Skeleton
+from datacache.core.counters import count as counted
 from datacache.core.errors import AnnotationError, UsageError
 
 MAX_PIXELS = 178_956_970
@@ -340,34 +342,39 @@ def carry(
     problems: list[Problem] = []
     file = annotation.source or annotation.path
     boxes: list[list[Box]] = [[] for _ in plans]
-    unflipped: dict[str, int] = {}
+    unflipped = Counter[str]()
     hidden = 0
     for box in annotation.boxes:
         most = -1.0
+        seen = bytes(len(_there(box)))  # those that any result has
+        named = True
         for steps, found in zip(plans, boxes, strict=True):
             moved, kept = _carry_box(box, steps)
             most = max(most, kept if moved is not None else -1.0)
             if moved is None or kept < min_visible:
                 continue
-            if box.extra is not None and box.extra.keypoints is not None:
+            if seen:
+                seen = bytes(map(max, seen, _there(moved)))
                 moved, flipped = _flipped(moved, steps, (skeletons or {}).get(box.label))
-                unflipped[box.label] = unflipped.get(box.label, 0) + (not flipped)
-                hidden += _visible(box) - _visible(moved)
+                named = named and flipped
             found.append(moved)
+        unflipped[box.label] += not named
         if most < max(min_visible, 0.0):
             left = "has nothing in the crop" if most < 0 else f"has {most:.1%} of its area in the crop"
             limit = f", less than {min_visible:.1%}" if most >= 0 else ""
-            message = f"the box {box.label!r} {left}{limit}: it was left out"
+            message = f"the box {quote(box.label)} {left}{limit}: it was left out"
             problems.append(Problem("box-cropped-away", "skipped", file, box.line, message))
+        else:
+            hidden += seen.count(0) - _there(box).count(0)
     if hidden:
-        what = "1 keypoint lies" if hidden == 1 else f"{hidden:,} keypoints lie"
+        what = f"{counted(hidden, 'keypoint')} {'lies' if hidden == 1 else 'lie'}"
         message = f"{annotation.path}: {what} outside of what a crop leaves: marked as not there"
         problems.append(Problem("keypoint-outside", "noted", file, 0, message))
-    for label, count in unflipped.items():
-        if count:
+    for label, times in unflipped.items():
+        if times:
             message = (
-                f"which keypoints of {label!r} are left and which right is not known: those of {count:,} object(s) "
-                "keep their names in the mirror"
+                f"which keypoints of {quote(label)} are left and which right is not known: those of "
+                f"{counted(times, 'object')} keep their names in the mirror"
             )
             problems.append(Problem("flip-unknown", "noted", file, 0, message))
     results = []
@@ -378,7 +385,36 @@ def carry(
 
 
 def _carry_box(box: Box, steps: Sequence[Step]) -> tuple[Box | None, float]:
-    """Return the object after the steps (None where nothing is left), and the share of its area that a crop left."""
+    """Return the object after the steps (None where nothing is left), and the share of its area that a crop left. Where
+    there is an outline it decides, not the box, unless keypoints are left and no part of the outline."""
+    edges, kept = _carry_edges(box, steps)
+    extra = box.extra
+    if extra is not None and steps:
+        from datacache.annotations.shapes import clip  # with shapely, where shapes are met
+
+        movements = [clip.Movement(step.move, step.width, step.height, isinstance(step, Cut)) for step in steps]
+        width, height, outline, keypoints = steps[-1].width, steps[-1].height, extra.outline, extra.keypoints
+        if keypoints is not None:
+            keypoints = clip.carried_keypoints(keypoints, movements)
+        if outline is not None:
+            outline, kept = clip.carried(outline, movements)
+            around = None if outline is None else clip.box_around(outline)
+            if around is not None:
+                x1, y1, x2, y2 = around
+                edges = max(x1, 0.0), max(y1, 0.0), min(x2, float(width)), min(y2, float(height))
+            elif keypoints is None or not any(keypoints.visible):
+                edges = None
+        extra = extra._replace(outline=outline, keypoints=keypoints, area=None)
+    if edges is None or not (edges[0] < edges[2] and edges[1] < edges[3]):
+        return None, 0.0
+    x1, y1, x2, y2 = edges
+    truncated = box.truncated or kept < 1 - 1e-9
+    extra = None if extra == NOTHING else extra
+    return box._replace(x1=x1, y1=y1, x2=x2, y2=y2, truncated=truncated, extra=extra), min(kept, 1.0)
+
+
+def _carry_edges(box: Box, steps: Sequence[Step]) -> tuple[Edges | None, float]:
+    """Return the box after the steps (None where nothing is left), and the share of its area that a crop left."""
     x1, y1, x2, y2 = box.x1, box.y1, box.x2, box.y2
     kept = 1.0
     for step in steps:
@@ -394,41 +430,7 @@ def _carry_box(box: Box, steps: Sequence[Step]) -> tuple[Box | None, float]:
             kept = (x2 - x1) * (y2 - y1) / before
         if not (x1 < x2 and y1 < y2):  # smaller than a number can say
             return None, 0.0
-    extra = box.extra
-    if extra is not None and steps:
-        found = _carry_extra(extra, steps)
-        if found is None:
-            return None, 0.0
-        extra, around, share = found
-        if around is not None:
-            kept = share
-            x1, y1 = max(around[0], 0.0), max(around[1], 0.0)
-            x2, y2 = min(around[2], float(steps[-1].width)), min(around[3], float(steps[-1].height))
-            if not (x1 < x2 and y1 < y2):
-                return None, 0.0
-    truncated = box.truncated or kept < 1 - 1e-9
-    return box._replace(x1=x1, y1=y1, x2=x2, y2=y2, truncated=truncated, extra=extra), min(kept, 1.0)
-
-
-def _carry_extra(
-    extra: Extra, steps: Sequence[Step]
-) -> tuple[Extra | None, tuple[float, float, float, float] | None, float] | None:
-    """Return what an object has besides its box after the steps, the box around its outline, and the share of the
-    outline's area that a crop left; None where nothing of its outline is left."""
-    from datacache.annotations.shapes import clip  # with shapely, where shapes are met
-
-    movements = [clip.Movement(step.move, step.width, step.height, isinstance(step, Cut)) for step in steps]
-    around, share = None, 1.0
-    outline, keypoints = extra.outline, extra.keypoints
-    if outline is not None:
-        outline, share = clip.carried(outline, movements)
-        around = None if outline is None else clip.box_around(outline)
-        if around is None:
-            return None
-    if keypoints is not None:
-        keypoints = clip.carried_keypoints(keypoints, movements)
-    extra = extra._replace(outline=outline, keypoints=keypoints, area=None)
-    return None if extra == NOTHING else extra, around, share
+    return (x1, y1, x2, y2), kept
 
 
 def _flipped(box: Box, steps: Sequence[Step], skeleton: Skeleton | None) -> tuple[Box, bool]:
@@ -446,9 +448,10 @@ def _flipped(box: Box, steps: Sequence[Step], skeleton: Skeleton | None) -> tupl
     return box._replace(extra=box.extra._replace(keypoints=clip.swapped(keypoints, order))), True
 
 
-def _visible(box: Box) -> int:
+def _there(box: Box) -> bytes:
+    """Return the visibility of an object's keypoints, 0 for those that are not there."""
     keypoints = None if box.extra is None else box.extra.keypoints
-    return 0 if keypoints is None else len(keypoints.visible) - keypoints.visible.count(0)
+    return b"" if keypoints is None else keypoints.visible
 
 
 def _tiles(whole: Cut, tile: tuple[int, int], overlap: int) -> list[Cut]:

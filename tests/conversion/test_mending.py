@@ -245,6 +245,17 @@ def test_nearly_equal_boxes_are_found_wherever_they_lie(drawn: list[tuple[float,
     assert mended(*boxes) == kept
 
 
+@pytest.mark.parametrize("edge", range(4))
+@pytest.mark.parametrize("side", [1, 3.9, 4, 4.1, 77])
+def test_an_edge_may_be_a_tenth_of_the_side_apart(edge: int, side: float) -> None:
+    edges = [5.0, 5.0, 5.0 + side, 5.0 + side]
+    moved = [*edges]
+    moved[edge] += side * (0.0999 if edge < 2 else -0.0999)
+    one, other = Box("a", *edges), Box("a", *moved)
+    assert mended(one, other) == [one]
+    assert mended(other, one) == [other]
+
+
 def test_each_box_is_compared_with_few_others(monkeypatch: pytest.MonkeyPatch) -> None:
     compared = 0
 

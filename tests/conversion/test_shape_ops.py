@@ -220,6 +220,20 @@ def test_keypoints_outside_of_a_crop_are_not_there() -> None:
     assert keypoints_after(NAMES, crop="26,0,38,40") == ([4, 10, 0, 0, 10, 9], [2, 0, 2], ["keypoint-outside"])
 
 
+def test_an_object_whose_keypoints_a_crop_leaves_stays_without_its_outline() -> None:
+    keypoints = Keypoints(pack([30, 20, 12, 10]), bytes([2, 2]))  # the first lies in the hole
+    extra = Extra(RING, keypoints)
+    (after,), codes = carried(annotated(extra), crop="26,18,10,10")
+    assert after.boxes == (
+        Box("cell", 0, 0, 10, 10, truncated=True, extra=Extra(None, Keypoints(pack([4, 2, 0, 0]), bytes([2, 0])))),
+    )
+    assert codes == ["keypoint-outside"]
+    (after,), codes = carried(annotated(extra), crop="26,18,10,10", min_visible=0.1)
+    assert (after.boxes, codes) == ((), ["box-cropped-away"])
+    (after,), codes = carried(Annotation("x.png", *SIZE, (Box("a", 50, 8, 60, 44, extra=extra),)), crop="0,0,14,48")
+    assert (len(after.boxes), codes) == (1, ["keypoint-outside"]), "the outline decides, not a box that differs"
+
+
 # --- tiles ---------------------------------------------------------------------------------------------------------
 
 
@@ -250,6 +264,17 @@ def test_an_object_is_in_every_tile_that_has_a_part_of_it() -> None:
     assert [tile.boxes[0].truncated for tile in after[:2]] == [True, True]
     assert sum(area(outline_of(tile)) for tile in after[:2]) == 40 * 16  # type: ignore[arg-type]
     assert codes == []
+
+
+def test_of_keypoints_only_those_are_noted_that_no_tile_has_and_each_once() -> None:
+    eyes = Extra(keypoints=Keypoints(pack([20, 10, 40, 20, 4, 40]), bytes([2, 1, 2])))
+    before = Annotation("x.png", *SIZE, (Box("a", 10, 8, 50, 24, extra=eyes),), source="x.json")
+    ops = parse_operations(tile="32x24", flip="h")
+    plans, _ = plan(ops, *SIZE, "x.png")
+    _, problems = carry(before, plans, 0.0, {})
+    lost, unnamed = (problem.message for problem in problems)
+    assert lost == "x.png: 1 keypoint lies outside of what a crop leaves: marked as not there"
+    assert "those of 1 object keep" in unnamed
 
 
 def test_only_what_no_tile_shows_enough_of_is_a_problem() -> None:
