@@ -304,10 +304,11 @@ class _Reader:
             header = read_header(data, size_bytes=size_bytes)
         except BrokenImageError as exc:
             if len(data) < size_bytes:  # both ends of a large image, which may be right all the same
-                whole = self._files.read([Part(item.image.row, size_bytes)])
-                return self._header(next(whole), item, problems)
+                return self._header_of_whole(item, problems)
             problems.append(broken_image(item.path, exc))
             return None
+        if not header.complete and len(data) < size_bytes:  # its end may be far before that of the file
+            return self._header_of_whole(item, problems)
         if not header.complete:
             problems.append(truncated_image(item.path))
             return None
@@ -322,6 +323,10 @@ class _Reader:
         if header.goes_on:
             problems.append(image_that_goes_on(item.path))
         return header
+
+    def _header_of_whole(self, item: Item, problems: list[Problem]) -> ImageHeader | None:
+        [whole] = self._files.read([Part(item.image.row, item.image.stop)])
+        return self._header(whole, item, problems)
 
     def _draft(self, item: Item, raw: Data | None, header: ImageHeader | None, problems: list[Problem]) -> Draft | None:
         """Return what the annotation says. None without a problem: there is no annotation of this image."""

@@ -8,8 +8,9 @@ names are relative to a folder of images that it does not name, or absolute on t
 image that a file names exactly never gets what is said of another; what two files say of one image is taken together,
 and a box that both have counts once.
 
-`Files` reads small files of a snapshot in order: from this node where it has them, ahead of time in threads otherwise,
-so a cold data set costs the store's throughput and not its latency times the number of files. It has one consumer.
+`Files` reads small files of a snapshot in order: from the node's tiers, or where they lie on this machine, else from
+the daemon, many in one request and ahead of time in threads, so a cold data set costs the store's throughput and not
+its latency times the number of files. It has one consumer.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ from datacache.annotations.pairing import (
     split_of_name,
 )
 from datacache.annotations.shapes.outline import NOTHING, Skeleton
-from datacache.core.concurrency import PerProcess
-from datacache.core.errors import AnnotationError
+from datacache.core.concurrency import PerProcess, gather
+from datacache.core.errors import AnnotationError, DatacacheError
 from datacache.core.ids import BLOCK_BYTES, ObjectId, object_id
 from datacache.manifest.model import Entry
 from datacache.manifest.reader import Manifest
@@ -610,14 +611,46 @@ class _StoredFile:
 
     def __getitem__(self, part: slice) -> bytes:
         start, stop, _ = part.indices(self._size)
-        data = bytes(self._rows.read_row(self._row, start, stop))
-        self._rows.unmap_pages()
+        rows, row = self._rows, self._row
+        data = rows.read_local(row, start, stop) or rows.read_file(row, start, stop)
+        data = bytes(rows.read_row(row, start, stop) if data is None else data)
+        rows.unmap_pages()
         return data
 
 
 _THREADS, _AHEAD, _AHEAD_BYTES = 16, 64, 64 * 2**20
+_TOGETHER, _TOGETHER_BYTES = 16, 4 * 2**20
 _UNMAP_BYTES = 64 * 2**20
 Data = bytes | memoryview
+
+
+class _Fetch:
+    """Parts that are fetched together, as one task of a thread and mostly one request to the daemon."""
+
+    def __init__(self) -> None:
+        self.parts: list[Part] = []
+        self.size_bytes = 0
+        self.future: Future[list[Data | DatacacheError]] | None = None
+        """None until it is begun."""
+
+    def add(self, part: Part) -> int:
+        """Take a part; return its number."""
+        self.parts.append(part)
+        self.size_bytes += part.stop - part.start
+        return len(self.parts) - 1
+
+    @property
+    def full(self) -> bool:
+        return len(self.parts) >= _TOGETHER or self.size_bytes >= _TOGETHER_BYTES
+
+    def take(self, number: int) -> Data:
+        """Wait for a part and let go of it; raise the error of getting it."""
+        assert self.future is not None
+        found = self.future.result()
+        data, found[number] = found[number], b""
+        if isinstance(data, DatacacheError):
+            raise data
+        return data
 
 
 class Files:
@@ -631,20 +664,27 @@ class Files:
         """Yield the bytes of each part, in order; some are on their way while one is used. Raise the store's errors.
 
         The caller lets go of the bytes before it asks for the next ones."""
-        coming: deque[tuple[int, Data | Future[Data]]] = deque()
+        coming: deque[tuple[int, Data | _Fetch, int]] = deque()
         held = viewed = 0
         parts = iter(parts)
         waiting = next(parts, None)
+        fetch = _Fetch()
+        any_here = self._snapshot.rows.any_local()
         while waiting is not None or coming:
             while waiting is not None and len(coming) < _AHEAD and (not coming or held < _AHEAD_BYTES):
-                here, size = self._here(waiting), waiting.stop - waiting.start
+                here = self._here(waiting) if any_here else None
+                size = waiting.stop - waiting.start
                 held += size
-                coming.append((size, self._threads.get().submit(self._fetch, waiting) if here is None else here))
+                coming.append((size, here, 0) if here is not None else (size, fetch, fetch.add(waiting)))
+                if fetch.full:
+                    fetch = self._begun(fetch)
                 waiting = next(parts, None)
-            size, data = coming.popleft()
+            size, data, number = coming.popleft()
+            if data is fetch:
+                fetch = self._begun(fetch)
             held -= size
             viewed += size
-            yield data.result() if isinstance(data, Future) else data
+            yield data.take(number) if isinstance(data, _Fetch) else data
             del data
             if viewed >= _UNMAP_BYTES:
                 viewed = 0
@@ -654,14 +694,48 @@ class Files:
         """Let go of what was read so far."""
         self._snapshot.rows.unmap_pages()
 
+    def _begun(self, fetch: _Fetch) -> _Fetch:
+        """Begin to fetch; return the next one."""
+        fetch.future = self._threads.get().submit(self._fetched, fetch.parts)
+        return _Fetch()
+
     def _here(self, part: Part) -> memoryview | None:
         if part.object is not None and part.stop:
             return self._snapshot.rows.view_object(part.object, part.stop)
         return self._snapshot.rows.read_local(part.row, part.start, part.stop)
 
-    def _fetch(self, part: Part) -> Data:
-        row, stop = part.row, part.stop
-        if part.ends_only and stop > BLOCK_BYTES:
-            tail = self._snapshot.rows.read_row(row, stop - TAIL_BYTES, stop)
-            return b"".join([self._snapshot.rows.read_row(row, 0, HEAD_BYTES), tail])
-        return self._snapshot.rows.read_row(row, part.start, stop)
+    def _fetched(self, parts: Sequence[Part]) -> list[Data | DatacacheError]:
+        """Return the bytes of parts that are not on this node, or the error of each that cannot be had."""
+        rows = self._snapshot.rows
+        found: list[Data | DatacacheError | None] = [self._of_file(part) for part in parts]
+        left = [at for at, data in enumerate(found) if data is None]
+        whole = [at for at in left if _is_whole(parts[at], rows.object_at(parts[at].row)[1])]
+        for at, data in zip(whole, rows.read_rows([parts[at].row for at in whole]), strict=True):
+            found[at] = data
+        large = [at for at in left if found[at] is None]
+        for at, data in zip(large, gather(lambda at: self._of_large(parts[at]), large), strict=True):
+            found[at] = data
+        return [b"" if data is None else data for data in found]
+
+    def _of_file(self, part: Part) -> Data | None:
+        """Return the bytes of a file of this machine; of any other nothing."""
+        if part.ends_only and part.stop > HEAD_BYTES + TAIL_BYTES:
+            head, tail = (self._snapshot.rows.read_file(part.row, *span) for span in _ends(part))
+            return None if head is None or tail is None else b"".join((head, tail))
+        return self._snapshot.rows.read_file(part.row, part.start, part.stop)
+
+    def _of_large(self, part: Part) -> Data:
+        rows = self._snapshot.rows
+        if part.ends_only:
+            return b"".join([rows.read_row(part.row, *span) for span in _ends(part)])
+        return rows.read_row(part.row, part.start, part.stop)
+
+
+def _is_whole(part: Part, size_bytes: int) -> bool:
+    """Tell whether a part is a whole row of one block, which rows can be asked for together."""
+    return not part.start and part.stop == size_bytes <= BLOCK_BYTES
+
+
+def _ends(part: Part) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Return where the beginning and the end of an image are."""
+    return (0, HEAD_BYTES), (part.stop - TAIL_BYTES, part.stop)

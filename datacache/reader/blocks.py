@@ -17,12 +17,20 @@ from weakref import WeakValueDictionary
 from datacache.catalog.packs import stores_with_packs
 from datacache.core.concurrency import LastLoaded, PerProcess, gather
 from datacache.core.counters import BROKEN_BLOCKS, DIRECT_READS
-from datacache.core.errors import CorruptManifestError, DaemonError, DatacacheError, StoreAccessError
+from datacache.core.errors import (
+    CorruptManifestError,
+    DaemonError,
+    DatacacheError,
+    ObjectChangedError,
+    ObjectNotFoundError,
+    StoreAccessError,
+)
 from datacache.core.ids import BLOCK_BYTES, BlockId, ObjectRef, block_count, block_id, block_length, object_id
 from datacache.daemon.client import AskedBlock, DaemonClient, import_store_clients
 from datacache.exchange.wire import MOST_BLOCKS
 from datacache.manifest.reader import LoadBlobs
 from datacache.settings import Settings
+from datacache.store.local.store import LocalStore
 from datacache.store.open import Stores
 from datacache.store.sources import source_rules
 from datacache.store.urls import split_url
@@ -136,6 +144,16 @@ class StoreBlocks:
         whole = _direct.get().get(key, lambda: store.read(ref, 0, ref.size_bytes))
         return memoryview(whole)[start:stop]
 
+    def read_file(self, ref: ObjectRef, start: int, stop: int) -> bytes | memoryview | None:
+        """Return bytes of an object that is a file of this machine; None for any other, for one that this process
+        cannot read or that is another by now, and for copies, which the daemon checks."""
+        if ref.store != LocalStore.url or not ref.etag:
+            return None
+        try:
+            return self._stores.get(ref.store).read(ref, start, stop)
+        except (ObjectNotFoundError, ObjectChangedError, StoreAccessError):
+            return None
+
     def close(self) -> None:
         """Give back connections and held objects; a later read connects again."""
         direct = _direct.peek()
@@ -184,6 +202,10 @@ class NodeBlocks:
             if data is not None:
                 return data
         raise AssertionError("a store gives the bytes or raises")
+
+    def read_file(self, ref: ObjectRef, start: int, stop: int) -> bytes | memoryview | None:
+        """See `StoreBlocks.read_file`."""
+        return self._store.read_file(ref, start, stop)
 
     def ask(self, block: BlockId, ref: ObjectRef, number: int, span: tuple[int, int]) -> AskedBlock | None:
         """See `DaemonBlocks.ask`."""

@@ -72,6 +72,16 @@ class RowReader:
                 raise
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
+    def any_local(self) -> bool:
+        """Tell whether anything may be on this node: for callers that would ask for thousands of rows."""
+        return self._local.has_index()
+
+    def read_file(self, row: int, start: int, stop: int) -> bytes | memoryview | None:
+        """Return bytes of a row that is a file of this machine, from where it lies: for callers that read it once, and
+        need no copy in the cache. None for other rows, and where only `read_row` can tell the reason."""
+        ref = self.manifest.object_ref(self.manifest.entry(row))
+        return self._blocks.read_file(ref, start, min(stop, ref.size_bytes))
+
     def ask_row(self, row: int, start: int, stop: int) -> AskedBlock | None:
         """Ask the daemon for bytes of a row that `read_local` has just not given, and do not wait for them. None where
         only `read_row` can get them."""

@@ -235,6 +235,11 @@ class LocalBlocks:
         gone = self._ask(Index.missing, blocks, tiers)
         return list(range(len(blocks))) if gone is None else gone
 
+    def has_index(self) -> bool:
+        """Tell whether there is an index. A look for it takes as long as reading a small file, and before the daemon's
+        first start each question is one."""
+        return bool(self._ask(Index.whole))
+
     def any_unchecked(self) -> bool:
         """Tell whether the tiers have blocks of a large object that was not checked as a whole."""
         return bool(self._ask(Index.any_unchecked))

@@ -15,7 +15,6 @@ import re
 from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from itertools import groupby
 from types import MappingProxyType
@@ -382,8 +381,11 @@ class _Reader:
         bbox = entry.get("bbox")
         if isinstance(bbox, list) and len(bbox) == 4:
             if _NUMBERS.issuperset(map(type, bbox)):
-                with suppress(OverflowError):
+                try:
                     x, y, width, height = map(float, bbox)
+                except OverflowError:
+                    pass
+                else:
                     return x, y, x + width, y + height
             numbers = [to_number(value) for value in bbox]
             if None not in numbers:
