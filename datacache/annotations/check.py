@@ -58,11 +58,9 @@ def check(
             boxes = tuple(box for box in kept if box is not None)
             break
     if any(box.extra for box in boxes):
-        from datacache.annotations.shapes.check import checked_shape
+        from datacache.annotations.shapes.check import checked_shapes
 
-        boxes = tuple(
-            box if box.extra is None else checked_shape(box, width, height, draft.file, problems) for box in boxes
-        )
+        boxes = checked_shapes(boxes, width, height, draft.file, problems)
     labels = draft.labels and _checked_labels(draft, problems)
     return Annotation(path, width, height, boxes, labels, draft.file, draft.captions), problems
 

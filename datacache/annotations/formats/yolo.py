@@ -10,14 +10,19 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from math import isfinite
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from datacache.annotations.formats.geometry import MAX_POINTS
 from datacache.annotations.formats.values import ClassIds, parse_number
 from datacache.annotations.model import Annotation, Box, Draft, Problem, Problems, quote
 from datacache.annotations.shapes.outline import NOTHING, Keypoints, Polygon, Rotated, Skeleton, bounds, pack, unpack
 from datacache.core.errors import AnnotationError, UsageError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 MAX_BYTES: Final = 32 * 2**20
 MAX_LINES: Final = 100_000
@@ -210,21 +215,37 @@ def write_outlines(annotation: Annotation, class_ids: Mapping[str, int]) -> byte
         for _, box in boxes
     ]
     values = np.frombuffer(b"".join(points)).reshape(-1, 2) / (annotation.width, annotation.height)
-    # ` 0.123456` in nine columns: a third of the time that `%.6f` takes.
-    units = np.rint(values.clip(0.0, 1.0).ravel() * 1e6).astype(np.int32)
-    digits = np.empty((len(units), 9), np.uint8)
-    digits[:, 0], digits[:, 2] = ord(" "), ord(".")
-    for column in (8, 7, 6, 5, 4, 3, 1):
-        tens = units // 10
-        digits[:, column] = units - 10 * tens + ord("0")
-        units = tens
-    text, at = digits.tobytes(), 0
+    text, at = _six_decimals(values.ravel()), 0
     lines: list[bytes] = []
     for (id, _), part in zip(boxes, points, strict=True):
         end = at + len(part) // 8 * 9
         lines.append(b"%d%b\n" % (id, text[at:end]))
         at = end
     return b"".join(lines)
+
+
+def _six_decimals(values: NDArray[np.float64]) -> bytes:
+    """Write numbers from 0 to 1, to which others are cut, as ` 0.123456`: nine bytes each, looked up three digits at a
+    time, in a tenth of the time that `%.6f` takes."""
+    import numpy as np
+
+    first, last = _digits()
+    units = np.rint(np.maximum(np.minimum(values, 1.0), 0.0) * 1e6).astype(np.int32)
+    thousands = units // 1000
+    text = np.empty((len(units), 9), np.uint8)
+    text[:, 0] = ord(" ")
+    text[:, 1:] = (first[thousands] | last[units - 1000 * thousands]).view(np.uint8).reshape(-1, 8)
+    return text.tobytes()
+
+
+@cache
+def _digits() -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+    """Return the texts `0.000` to `1.000`, and `000` to `999` at the end of eight bytes; each as a number."""
+    import numpy as np
+
+    first = b"".join(b"%d.%03d\0\0\0" % divmod(number, 1000) for number in range(1001))
+    last = b"".join(b"\0\0\0\0\0%03d" % number for number in range(1000))
+    return np.frombuffer(first, np.uint64), np.frombuffer(last, np.uint64)
 
 
 def write_keypoints(annotation: Annotation, class_ids: Mapping[str, int], skeleton: Skeleton) -> bytes:

@@ -2,12 +2,13 @@
 
 Used by `annotations.check` for objects that have more than a box, after their boxes were checked. Outlines that leave
 here are finite, have an area, and lie in the image, as far as `annotations.check` lets edges lie outside; rotated boxes
-may stick out of it. Pure, any thread; NumPy and shapely are imported only for what must be cut.
+may stick out of it. Pure, any thread; NumPy is imported for polygons, and shapely only for what must be cut.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import accumulate
 from math import isnan
 from typing import Final
 
@@ -31,14 +32,25 @@ Report = Callable[[str, bool, str], None]
 """Takes a code, whether it was repaired (else noted), and the message."""
 
 
+def checked_shapes(
+    boxes: Sequence[Box], width: int, height: int, file: str, problems: list[Problem]
+) -> tuple[Box, ...]:
+    """Return the boxes of an image with what can be kept of their extras."""
+    clean = _clean_polygons(boxes, width, height)
+    return tuple(
+        [
+            box if box.extra is None or n in clean else checked_shape(box, width, height, file, problems)
+            for n, box in enumerate(boxes)
+        ]
+    )
+
+
 def checked_shape(box: Box, width: int, height: int, file: str, problems: list[Problem]) -> Box:
     """Return the box with what can be kept of its extra."""
     extra = box.extra
     if extra is None:
         return box
     outline = extra.outline
-    if type(outline) is Polygon and extra.keypoints is None and _is_clean(outline, box, width, height):
-        return box
     shown = f"an object of {quote(box.label)}"
 
     def report(code: str, repaired: bool, message: str) -> None:
@@ -52,7 +64,7 @@ def checked_shape(box: Box, width: int, height: int, file: str, problems: list[P
             outline = None
     elif outline is not None:
         outline, around = _points_checked(outline, width, height, shown, report)
-    if around is not None and max(abs(a - b) for a, b in zip(around, box[1:5], strict=True)) > _BOX_DIFFERS_PX:
+    if around is not None and _differ(around, box) > _BOX_DIFFERS_PX:
         report("box-shape-differ", False, f"the box of {shown} is not the one around its outline; both are kept")
     keypoints = extra.keypoints
     if keypoints is not None and keypoints.visible:
@@ -69,13 +81,38 @@ def checked_shape(box: Box, width: int, height: int, file: str, problems: list[P
     return box._replace(extra=None if changed == NOTHING else changed)
 
 
-def _is_clean(polygon: Polygon, box: Box, width: int, height: int) -> bool:
-    """Tell of nearly every polygon of nearly every data set that nothing is to be said of it."""
-    x1, y1, x2, y2 = bounds(polygon.points)
-    few = 3 * POINT_BYTES <= len(polygon.points) <= FEW_BYTES
-    inside = few and 0.0 <= x1 < x2 <= width and 0.0 <= y1 < y2 <= height
-    apart = max(abs(x1 - box.x1), abs(y1 - box.y1), abs(x2 - box.x2), abs(y2 - box.y2))
-    return inside and apart <= _BOX_DIFFERS_PX
+def _clean_polygons(boxes: Sequence[Box], width: int, height: int) -> set[int]:
+    """Return the places of the objects of which nothing is to be said: nearly every polygon of nearly every data set.
+    One call of NumPy for all takes a fifth of the time of one for each."""
+    places, parts = list[int](), list[bytes]()
+    for n, box in enumerate(boxes):
+        extra = box[10]
+        if extra is not None and type(extra[0]) is Polygon and extra[1] is None:
+            points = extra[0][0]
+            if 3 * POINT_BYTES <= len(points) <= FEW_BYTES:
+                places.append(n)
+                parts.append(points)
+    if not parts:
+        return set()
+    import numpy as np
+
+    points_of_all = np.frombuffer(b"".join(parts)).reshape(-1, 2)
+    starts = [0, *accumulate([len(points) // POINT_BYTES for points in parts[:-1]])]
+    low = np.minimum.reduceat(points_of_all, starts).tolist()  # `nan` where a point has it, which is in no order
+    high = np.maximum.reduceat(points_of_all, starts).tolist()
+    return {
+        n
+        for n, (x1, y1), (x2, y2) in zip(places, low, high, strict=True)
+        if 0.0 <= x1 < x2 <= width
+        and 0.0 <= y1 < y2 <= height
+        and _differ((x1, y1, x2, y2), boxes[n]) <= _BOX_DIFFERS_PX
+    }
+
+
+def _differ(edges: Edges, box: Box) -> float:
+    """Return how far the edges of a box are from others, at most."""
+    x1, y1, x2, y2 = edges
+    return max(abs(x1 - box[1]), abs(y1 - box[2]), abs(x2 - box[3]), abs(y2 - box[4]))
 
 
 def _points_checked(
