@@ -176,19 +176,16 @@ def _joined(parts: list[bytes]) -> bytes:
     """Join rings to one by a line there and back between the nearest points of each and what is joined already."""
     import numpy as np
 
-    whole = np.frombuffer(parts[0]).reshape(-1, 2)
+    whole, *others = (np.frombuffer(part, np.complex128) for part in parts)  # a point is one number
     if len(parts) * sum(map(len, parts)) > _JOINED_BYTES:
         start = whole[:1]
-        others = (np.frombuffer(part).reshape(-1, 2) for part in parts[1:])
         return np.concatenate(
             [whole, start, *(piece for ring in others for piece in (ring, ring[:1], start))]
         ).tobytes()
-    for part in parts[1:]:
-        ring = np.frombuffer(part).reshape(-1, 2)
+    for ring in others:
         from_points = ring if len(ring) * len(whole) <= _PAIRS_AT_ONCE else ring[:1]
-        across, down = (np.subtract.outer(whole[:, n], from_points[:, n]) for n in range(2))
-        apart = across * across + down * down
-        here, there = divmod(int(apart.argmin()), len(from_points))
-        turned = np.concatenate((ring[there:], ring[: there + 1]))
-        whole = np.concatenate((whole[: here + 1], turned, whole[here:]))
+        apart = np.subtract.outer(whole, from_points)
+        across, down = apart.real, apart.imag
+        here, there = divmod(int((across * across + down * down).argmin()), len(from_points))
+        whole = np.concatenate((whole[: here + 1], ring[there:], ring[: there + 1], whole[here:]))
     return whole.tobytes()
