@@ -25,7 +25,7 @@ from fnmatch import translate
 from functools import partial
 from itertools import groupby, islice
 from math import nan
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from datacache.annotations.model import Annotation, Box
 from datacache.annotations.shapes.outline import Mask, Polygon, Rotated, unpack
@@ -42,6 +42,10 @@ from datacache.annotations.table.ranges import (
 from datacache.annotations.table.shapes import SHAPED
 from datacache.annotations.table.table import ImageSummary, Table
 from datacache.core.errors import UsageError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 FIELDS: Final[Mapping[str, tuple[str, str]]] = {
     "path": ("text", "the image's path"),
@@ -78,6 +82,7 @@ HINT: Final = (
     'attribute("colour", "red"), like(path, "*.png"). '
     "Operators: < <= > >= == != in, and or not, + - * / // %."
 )
+TOO_LARGE: Final = "the numbers in the condition become too large"
 _MAX_CHARACTERS, _MAX_DEPTH = 4_000, 90
 _COMPARISONS: Final[Mapping[type[ast.cmpop], str]] = {
     ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!=",
@@ -114,8 +119,14 @@ class Program:
 
     def __init__(self) -> None:
         self.columns: list[Column] = []
-        self._constants: dict[str, Any] = {**_CALLS, "__builtins__": {}}
+        self.constants: dict[str, Any] = {**_CALLS, "__builtins__": {}}
+        """What the source may name besides columns."""
         self._conditions: list[str] = []
+
+    @property
+    def source(self) -> str:
+        """Return all conditions as one expression."""
+        return " and ".join(f"({source})" for source in self._conditions) or "True"
 
     def column(self, function: str, name: str, value: str | None = None) -> str:
         """Return the name that a column has in the source."""
@@ -126,8 +137,8 @@ class Program:
 
     def constant(self, value: Any) -> str:
         """Return the name that a constant has in the source."""
-        name = f"k{len(self._constants)}"
-        self._constants[name] = value
+        name = f"k{len(self.constants)}"
+        self.constants[name] = value
         return name
 
     def add(self, source: str) -> None:
@@ -138,15 +149,14 @@ class Program:
         """Compile the function from columns (of equal length, in the order of `columns`) to the positions where all
         holds."""
         names = "".join(f"c{n}, " for n in range(len(self.columns)))
-        condition = " and ".join(f"({source})" for source in self._conditions)
-        source = f"lambda rows: [row for row, ({names}) in rows if {condition}]"
-        select = eval(compile(source, "<condition>", "eval"), self._constants)  # noqa: S307 - made above
+        source = f"lambda rows: [row for row, ({names}) in rows if {self.source}]"
+        select = eval(compile(source, "<condition>", "eval"), self.constants)  # noqa: S307 - made above
 
         def run(columns: Sequence[Sequence[Any]]) -> list[int]:
             try:
                 found: list[int] = select(enumerate(zip(*columns, strict=True)))
             except OverflowError as exc:
-                raise UsageError("the numbers in the condition become too large") from exc
+                raise UsageError(TOO_LARGE) from exc
             return found
 
         return run
@@ -393,6 +403,12 @@ def count(table: Table, query: Query) -> int:
 
 def _select(table: Table, query: Query) -> _Found:
     """Find the rows that are meant, of each range that has some. Mistakes are found before the first range is read."""
+    program = make_program(table, query)
+    return _evaluate(table, query, program.columns, program.compile())
+
+
+def make_program(table: Table, query: Query) -> Program:
+    """Return the conditions that a query means. `UsageError` as in `find`."""
     program = Program()
     program.add(f"{program.column('field', 'state')} != {UNUSABLE}")
     for label in query.labels:
@@ -410,7 +426,7 @@ def _select(table: Table, query: Query) -> _Found:
         program.add(" and ".join(bounds) or "True")
     if query.where.strip():
         _Checker(program, query.where, table.labels).check()
-    return _evaluate(table, query, program.columns, program.compile())
+    return program
 
 
 def _bounds(program: Program, number: str, query: Query) -> list[str]:
@@ -423,24 +439,25 @@ def _bounds(program: Program, number: str, query: Query) -> list[str]:
 
 
 def _evaluate(table: Table, query: Query, columns: Sequence[Column], select: _Select) -> _Found:
-    box_fields = any(column.function == "field" and column.name in BOX_FIELDS for column in columns)
+    of_sizes = any(column.function == "field" and column.name in BOX_FIELDS for column in columns)
     attributes = [column for column in columns if column.function == "attribute"]
     summaries = table.summaries(query.labels, any_label=query.any_label)
     while part := list(islice(summaries, _DETAILS_AHEAD)):
-        details = table.details([number for number, _ in part]) if box_fields or attributes else {}
+        details = table.details([number for number, _ in part]) if of_sizes or attributes else {}
         for number, summary in part:
-            of_boxes = _box_fields(details[number], summary) if box_fields else {}
+            of_boxes: dict[Column, list[float]] = {}
+            if of_sizes:
+                fields = box_columns(details[number], summary)
+                of_boxes = {Column("field", name): values.tolist() for name, values in fields.items()}
             for name in attributes:
                 of_boxes[name] = with_attribute(details[number], summary, name.name, name.value)
-            rows = select([_column(summary, column, of_boxes) for column in columns])
+            rows = select([of_boxes[each] if each in of_boxes else column_of(summary, each) for each in columns])
             if rows:
                 yield summary, rows
 
 
-def _column(summary: Summary, column: Column, of_boxes: dict[Column, list[float]]) -> Sequence[Any]:
-    """Return the values of a column for all rows of a range."""
-    if column in of_boxes:
-        return of_boxes[column]
+def column_of(summary: Summary, column: Column) -> Sequence[Any]:
+    """Return the values of a column for all rows of a range, where they are in its summary."""
     if column.function != "field":
         numbers = [0] * summary.rows
         there = [False] * summary.rows
@@ -469,8 +486,8 @@ _FIELDS: dict[str, Callable[[Summary], Sequence[Any]]] = {
 }
 
 
-def _box_fields(parts: Sequence[bytes], summary: Summary) -> dict[Column, list[float]]:
-    """Return the fields that boxes are decoded for; nan where an image has none."""
+def box_columns(parts: Sequence[bytes], summary: Summary) -> dict[str, NDArray[np.float64]]:
+    """Return `BOX_FIELDS` of each image of a range; nan where it has no boxes."""
     import numpy as np
 
     widths, heights = box_sizes(parts, summary)
@@ -489,7 +506,7 @@ def _box_fields(parts: Sequence[bytes], summary: Summary) -> dict[Column, list[f
         column = np.full(len(objects), np.nan)
         if len(starts):
             column[having] = reduce.reduceat(values, starts)
-        found[Column("field", name)] = column.tolist()
+        found[name] = column
     return found
 
 

@@ -43,6 +43,16 @@ class ListedSplits:
         found |= set(self._lists.values()) | {split for _, split in self._yaml_folders}
         return tuple(split for split in _ORDER if split in found)
 
+    @property
+    def by_name(self) -> bool:
+        """Tell whether lists name the images of a split."""
+        return bool(self._listed)
+
+    @property
+    def by_source(self) -> bool:
+        """Tell whether the file that an image's annotation was read from may say its split."""
+        return not self._listed and any(self._lists.values())
+
     def of(self, image: bytes, source: bytes = b"") -> str:
         """Return the split of an image, whose annotation was read from `source`; '' for none.
 

@@ -143,6 +143,13 @@ class Summary:
             raise CorruptManifestError("a summary of annotations names an image that it does not have")
         return zip(rows, boxes, strict=True)
 
+    def label_rows(self) -> tuple[Sequence[int], Sequence[int], Sequence[int]]:
+        """Return how many images have each of `labels`; then of these images, label by label, the rows, and the boxes
+        as in `of_label`."""
+        counts = self._columns.numbers(12, len(self.labels))
+        total = self._label_rows[-1]
+        return counts, self._columns.numbers(13, total), self._columns.numbers(14, total)
+
     def difficult_of(self, label: str) -> int:
         """Return the number of difficult boxes of a label."""
         return sum(self._columns.numbers(15, self._label_rows[-1])[self._slice(label)])
@@ -219,17 +226,21 @@ def _encode_details(rows: Sequence[Row], ids: dict[str, int]) -> bytes:
     return out.finish()
 
 
-def decode_details(parts: Sequence[bytes], summary: Summary) -> Iterator[Row]:
-    """Yield the rows of a range. `CorruptManifestError` if the blobs do not fit together."""
+def decode_details(parts: Sequence[bytes], summary: Summary, rows: slice = slice(None)) -> Iterator[Row]:
+    """Yield the rows of a range, or some of them that follow each other. `CorruptManifestError` if the blobs do not fit
+    together."""
+    start, stop, _ = rows.indices(summary.rows)
     paths, objects, labels = summary.paths(), summary.objects(), summary.labels
-    columns = zip(paths, summary.states(), summary.widths(), summary.heights(), strict=True)
+    columns = (values[start:stop] for values in (paths, summary.states(), summary.widths(), summary.heights()))
+    each = zip(*columns, strict=True)
     row = 0
     try:
         for raw in parts:
             details = _Details(raw, objects[row:], labels)
-            mine = paths[row : row + details.rows]
-            for source, boxes, of_image, problems, captions in details.decode(mine):
-                path, state, width, height = next(columns)
+            first, last = max(start - row, 0), min(stop - row, details.rows)
+            mine = paths[row + first : row + last]
+            for source, boxes, of_image, problems, captions in details.decode(mine, first, last) if mine else ():
+                path, state, width, height = next(each)
                 if state == UNUSABLE:
                     found = None
                 else:
@@ -270,6 +281,21 @@ def with_attribute(parts: Sequence[bytes], summary: Summary, name: str, value: s
     return list(chain.from_iterable(found))
 
 
+def problem_codes(parts: Sequence[bytes], summary: Summary) -> Iterator[tuple[int, str]]:
+    """Yield (row, code) for the problems of the images of a range."""
+    row = 0
+    for details in _all_details(parts, summary):
+        for place, code in details.problem_codes():
+            yield row + place, code
+        row += details.rows
+
+
+def sources(parts: Sequence[bytes], summary: Summary) -> list[str]:
+    """Return the files that the annotations of a range were read from; '' where there is none."""
+    found = chain.from_iterable(details.sources() for details in _all_details(parts, summary))
+    return list(map(_unrelate, found, summary.paths()))
+
+
 def _all_details(parts: Sequence[bytes], summary: Summary) -> Iterator[_Details]:
     """Yield the details blobs of a range. `CorruptManifestError` if they are not those of its summary."""
     objects: Sequence[int] = summary.objects()
@@ -291,11 +317,11 @@ class _Details:
         self._boxes = sum(self._objects)
         self._labels = labels
 
-    def coordinates(self) -> tuple[Sequence[float], ...]:
-        """Return x1, y1, x2, y2 of all boxes."""
+    def coordinates(self, boxes: slice) -> tuple[Sequence[float], ...]:
+        """Return x1, y1, x2, y2 of boxes."""
         if self._columns.is_floats(3):
-            return tuple(self._columns.floats(3 + n, self._boxes) for n in range(4))
-        x1, y1, width, height = (self._columns.numbers(3 + n, self._boxes) for n in range(4))
+            return tuple(self._columns.floats(3 + n, self._boxes)[boxes] for n in range(4))
+        x1, y1, width, height = (self._columns.numbers(3 + n, self._boxes)[boxes] for n in range(4))
         x2, y2 = map(add, x1, width), map(add, y1, height)
         return list(map(float, x1)), list(map(float, y1)), list(map(float, x2)), list(map(float, y2))
 
@@ -328,23 +354,38 @@ class _Details:
         found = map(meant.__getitem__, self._columns.numbers(12, self._boxes))
         return [sum(islice(found, count)) for count in self._objects]
 
+    def problem_codes(self) -> Iterator[tuple[int, str]]:
+        """Yield (row, code) for each problem."""
+        counts = self._columns.numbers(15, self.rows)
+        codes = self._columns.texts(17, self._columns.numbers(16, 1)[0])
+        ids = self._columns.numbers(19, sum(counts))
+        rows = chain.from_iterable(repeat(row, count) for row, count in enumerate(counts))
+        return zip(rows, map(codes.__getitem__, ids), strict=True)
+
+    def sources(self) -> list[str]:
+        """Return the files as they are written, related to the images' paths."""
+        return self._columns.texts(0, self.rows)
+
     def decode(
-        self, paths: Sequence[str]
+        self, paths: Sequence[str], start: int, stop: int
     ) -> Iterator[tuple[str, tuple[Box, ...], tuple[str, ...], tuple[Problem, ...], tuple[str, ...]]]:
-        """Yield source, boxes, labels of the whole image, problems and captions, image by image."""
-        columns, count, labels = self._columns, self._boxes, self._labels
-        flags = columns.numbers(7, count)
+        """Yield source, boxes, labels of the whole image, problems and captions of the rows from `start` to `stop`,
+        whose paths are given."""
+        columns, count, labels, wanted = self._columns, self._boxes, self._labels, slice(start, stop)
+        before = sum(self._objects[:start])
+        boxes_at = slice(before, before + sum(self._objects[wanted]))
         kinds = self.kinds()
-        extras: Iterable[Extra | None] = repeat(None, count)
-        captions: Iterable[tuple[str, ...]] = repeat((), self.rows)
+        extras: Iterable[Extra | None] = repeat(None, boxes_at.stop - before)
+        captions: Iterable[tuple[str, ...]] = repeat((), stop - start)
         if columns.has(_DETAILS_COLUMNS):
-            extras, captions = shapes.get_extras(columns, _DETAILS_COLUMNS, count, self.rows)
+            all_extras, all_captions = shapes.get_extras(columns, _DETAILS_COLUMNS, count, self.rows)
+            extras, captions = islice(all_extras, before, boxes_at.stop), islice(all_captions, start, stop)
         each = zip(
-            map(labels.__getitem__, columns.numbers(2, count)),
-            *self.coordinates(),
-            *(map(known.__getitem__, flags) for known in _FLAGS),
-            map(kinds.__getitem__, columns.numbers(12, count)),
-            columns.numbers(8, count),
+            map(labels.__getitem__, columns.numbers(2, count)[boxes_at]),
+            *self.coordinates(boxes_at),
+            *(map(known.__getitem__, columns.numbers(7, count)[boxes_at]) for known in _FLAGS),
+            map(kinds.__getitem__, columns.numbers(12, count)[boxes_at]),
+            columns.numbers(8, count)[boxes_at],
             extras,
             strict=True,
         )
@@ -352,13 +393,15 @@ class _Details:
         label_counts = columns.numbers(13, self.rows)
         of_images = [labels[n] for n in columns.numbers(14, sum(label_counts))]
         problem_counts = columns.numbers(15, self.rows)
-        files = [path for path, n in zip(paths, problem_counts, strict=True) for _ in range(n)]
-        problems = _get_problems(columns, 16, files)
+        files = [path for path, n in zip(paths, problem_counts[wanted], strict=True) for _ in range(n)]
+        skipped = sum(problem_counts[:start])
+        all_files = [*repeat("", skipped), *files, *repeat("", sum(problem_counts) - skipped - len(files))]
+        problems = _get_problems(columns, 16, all_files)
         return zip(
-            map(_unrelate, columns.texts(0, self.rows), paths),
-            _split(boxes, self._objects),
-            _split(of_images, label_counts),
-            _split(problems, problem_counts),
+            map(_unrelate, columns.texts(0, self.rows)[wanted], paths),
+            _split(boxes, self._objects[wanted]),
+            islice(_split(of_images, label_counts), start, stop),
+            islice(_split(problems, problem_counts), start, stop),
             captions,
             strict=True,
         )

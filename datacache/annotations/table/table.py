@@ -18,11 +18,11 @@ from __future__ import annotations
 
 import json
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from itertools import accumulate, chain, islice, pairwise
+from itertools import accumulate, chain, groupby, islice, pairwise
 from types import TracebackType
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -273,6 +273,7 @@ class Table:
         self._numbers = [columns.numbers(6 + n, count) for n in range(len(_RANGE_NUMBERS))]
         *_, details, labels, kinds = self._numbers
         self._details_at = list(accumulate(details, initial=count))
+        self._rows_at = list(accumulate(self._numbers[0], initial=0))
         self._labels_at = list(accumulate(labels, initial=0))
         self._kinds_at = list(accumulate(kinds, initial=0))
         self._label_columns = [columns.numbers(12 + n, self._labels_at[-1]) for n in range(3)]
@@ -309,12 +310,46 @@ class Table:
             self._last = last = (number, list(self._rows([number])))
         return next((row for row in last[1] if row.path == path), None)
 
+    def seek(self, path: str) -> int:
+        """Return the number of the first row whose path is `path` or comes after it in byte order."""
+        number = bisect_right(self._first_paths, _key(path)) - 1
+        if number < 0:
+            return 0
+        paths = list(map(_key, self._summary(number).paths()))
+        return self._rows_at[number] + bisect_left(paths, _key(path))
+
+    def rows_at(self, rows: Sequence[int]) -> list[Row]:
+        """Return some rows by their numbers, which are in order."""
+        found: list[Row] = []
+        by_range = groupby(rows, key=lambda row: bisect_right(self._rows_at, row) - 1)
+        for part in _in_parts(((number, list(same)) for number, same in by_range), _DETAILS_AHEAD):
+            details = self.details([number for number, _ in part])
+            for number, wanted in part:
+                start, first = self._rows_at[number], wanted[0]
+                window = slice(first - start, wanted[-1] + 1 - start)
+                decoded = list(ranges.decode_details(details[number], self._summary(number), window))
+                found += [decoded[row - first] for row in wanted]
+        return found
+
+    def path_at(self, row: int) -> str:
+        """Return the path of a row."""
+        number = bisect_right(self._rows_at, row) - 1
+        return self._summary(number).paths()[row - self._rows_at[number]]
+
+    def row_counts(self) -> Sequence[int]:
+        """Return the number of rows of each range."""
+        return self._numbers[0]
+
+    def with_problems(self) -> list[int]:
+        """Return the numbers of the ranges whose images have problems."""
+        return [n for n, (a, b) in enumerate(pairwise(self._kinds_at)) if a < b]
+
     def problems(self) -> Iterator[Problem]:
         """Yield all problems: first those that belong to no image, by file and line, then those of images in the order
         of their paths."""
         for id in self._blobs[self._details_at[-1] :]:
             yield from ranges.decode_problems(_fetch(self._load, [id])[id])
-        for row in self._rows([n for n, (a, b) in enumerate(pairwise(self._kinds_at)) if a < b]):
+        for row in self._rows(self.with_problems()):
             yield from row.problems
 
     def summaries(self, labels: Sequence[str] = (), *, any_label: bool = False) -> Iterator[tuple[int, Summary]]:
@@ -366,6 +401,9 @@ class Table:
     def _range_blobs(self, number: int) -> list[BlobId]:
         """Return the blobs of a range, the summary first: ranges that have the same are the same."""
         return [self._blobs[number], *self._blobs[self._details_at[number] : self._details_at[number + 1]]]
+
+    def _summary(self, number: int) -> Summary:
+        return Summary(_fetch(self._load, [self._blobs[number]])[self._blobs[number]])
 
     def _ranges_with(self, label: str) -> set[int]:
         id = next((n for n, known in enumerate(self.labels) if known == label), None)

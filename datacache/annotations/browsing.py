@@ -1,0 +1,330 @@
+"""Find the images of a snapshot that a page shows: filters, counts beside each class, and pages by path.
+
+A `Browser` keeps the columns of an annotation table as arrays: some 50 bytes an image, and six for each label that an
+image has. So a filter over a million images is a mask over arrays, and its condition is the one of `query`. Paths are
+not kept: a page loads the ranges it shows. Columns are loaded when the first filter needs them, those of boxes, splits
+and problems each for itself; `prepare` loads all. The page without a filter needs the table's root alone.
+
+Used by the web page, through `datacache.api`. Any thread may call; a column is loaded once, whoever asks.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache, wraps
+from itertools import accumulate, groupby, islice
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from datacache.annotations.query import BOX_FIELDS, Column, Query, box_columns, column_of, make_program
+from datacache.annotations.split_lists import ListedSplits
+from datacache.annotations.table.ranges import ANNOTATED, Row, Summary, problem_codes, sources, with_attribute
+from datacache.annotations.table.shapes import SHAPED
+from datacache.annotations.table.table import LabelCount, Table
+from datacache.annotations.vectorized import RowWise, Vectorized
+from datacache.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_FLAGS = ("difficult", "truncated", "occluded")
+_RANGES_AHEAD = 32
+_FILTERS_KEPT = 8
+"""Each takes four bytes an image that it means; a column of an attribute eight for each image."""
+_B = TypeVar("_B", bound="Browser")
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Filter:
+    """Which images are shown: those for which all holds. An empty one is every image, unusable ones included."""
+
+    query: Query = field(default_factory=Query)
+    split: str = ""
+    folder: str = ""
+    """Without a slash at its end; images in folders below it count."""
+    min_side: float = 0
+    """The shortest side of the smallest box, in pixels, at least."""
+    problem: str = ""
+    """A code of `PROBLEMS` that the image has."""
+
+    @property
+    def asks_query(self) -> bool:
+        """Tell whether something is asked that an unusable image cannot have."""
+        return bool(self.query.as_json()) or self.min_side > 0
+
+
+class Matches(NamedTuple):
+    """The images that a filter means."""
+
+    rows: NDArray[np.uint32]
+    """Their row numbers, in order."""
+    labels: tuple[LabelCount, ...]
+    """How many of them have each label, and how many boxes that are; labels that none has are there, too."""
+
+
+class Page(NamedTuple):
+    """Some images of a filter, in the byte order of their paths."""
+
+    rows: list[Row]
+    numbers: list[int]
+    """Of the rows in the table."""
+    first: int
+    """Place of the first among all matches, from 0."""
+    before: str
+    """Images before this path are the page before; '' for none."""
+    after: str
+    """Images behind this path are the next page; '' for none."""
+
+
+class _Columns:
+    """The summaries of all ranges as arrays."""
+
+    def __init__(self, table: Table) -> None:
+        names = ("state", "width", "height", "objects", *_FLAGS, *SHAPED)
+        # Zeros that nobody writes take no memory.
+        self.fields: dict[str, NDArray[Any]] = {name: np.zeros(table.images, np.uint32) for name in names}
+        self._ends = np.cumsum([0, *(count.images for count in table.labels.values())])
+        self._rows, self._boxes = (np.zeros(self._ends[-1], np.uint32) for _ in range(2))
+        self._ids = {label: n for n, label in enumerate(table.labels)}
+        free = self._ends.copy()
+        start = 0
+        for _, summary in table.summaries():
+            for name, values in self.fields.items():
+                found = column_of(summary, Column("field", name))
+                if any(found):
+                    values[start : start + summary.rows] = memoryview(found)  # type: ignore[arg-type]
+            self._add_labels(summary, start, free)
+            start += summary.rows
+
+    def _add_labels(self, summary: Summary, start: int, free: NDArray[np.int64]) -> None:
+        """Put the images of each label behind those of the ranges before; `free` is where these end."""
+        ids = [self._ids[label] for label in summary.labels]
+        counts, rows, boxes = (np.asarray(memoryview(each)) for each in summary.label_rows())  # type: ignore[arg-type]
+        places = np.arange(len(rows)) + np.repeat(free[ids] + counts - np.cumsum(counts, dtype=np.int64), counts)
+        self._rows[places] = rows
+        self._rows[places] += np.uint32(start)
+        self._boxes[places] = boxes
+        free[ids] += counts
+
+    def of_label(self, label: str) -> tuple[NDArray[np.uint32], NDArray[Any]]:
+        """Return the rows that have a label, and their numbers of boxes."""
+        at = self._ids[label]
+        part = slice(self._ends[at], self._ends[at + 1])
+        return self._rows[part], self._boxes[part]
+
+
+def _kept(load: Callable[[_B], _T]) -> Callable[[_B], _T]:
+    """Keep what a method of `Browser` returns. Threads that ask while it is loaded wait."""
+    name = load.__name__
+
+    @wraps(load)
+    def get(self: _B) -> _T:
+        if name not in self._kept:
+            with self._lock:
+                if name not in self._kept:
+                    self._kept[name] = load(self)
+        found: _T = self._kept[name]
+        return found
+
+    return get
+
+
+class Browser:
+    """The images of one snapshot. `read_splits` is asked once, when a split is first asked for."""
+
+    def __init__(self, table: Table, read_splits: Callable[[], ListedSplits] | None = None) -> None:
+        self.table = table
+        self._read_splits = read_splits
+        self._lock = threading.RLock()  # held while a column is loaded; guards _kept
+        self._kept: dict[str, Any] = {}
+        self.select = lru_cache(_FILTERS_KEPT)(self._select)
+        """Return the `Matches` of a `Filter`. `UsageError` for a label, a split or a kind of problem that is not there,
+        and for a condition that cannot be understood."""
+        self._attribute = lru_cache(_FILTERS_KEPT)(self._read_attribute)
+
+    def prepare(self) -> None:
+        """Load all that filters look at, for a thread beside those that answer."""
+        for load in (type(self).columns, type(self).splits, type(self).problems, type(self).sides):
+            load(self)
+
+    @property
+    def split_names(self) -> tuple[str, ...] | None:
+        """Return the splits there are; None while that is not known yet."""
+        found = self._kept.get("splits")
+        return None if found is None else found[0]
+
+    def page(self, found: Matches, *, after: str = "", before: str = "", size: int) -> Page:
+        """Return the `size` images behind the path `after`, or those before `before`. Neither need be there."""
+        if before:
+            end = int(np.searchsorted(found.rows, self.table.seek(before)))
+            start = max(0, end - size)
+        else:
+            start = self._behind(found, after) if after else 0
+            end = min(start + size, len(found.rows))
+        numbers = found.rows[start:end].tolist()
+        rows = self.table.rows_at(numbers)
+        has_more = rows and end < len(found.rows)
+        return Page(
+            rows, numbers, start, rows[0].path if rows and start else "", rows[-1].path if rows and has_more else ""
+        )
+
+    def neighbours(self, found: Matches, path: str) -> tuple[str, int, str]:
+        """Return the match before a path, the place that the path has or would have among all, and the match behind."""
+        place = int(np.searchsorted(found.rows, self.table.seek(path)))
+        behind = self._behind(found, path)
+        before = self.table.path_at(int(found.rows[place - 1])) if place else ""
+        return before, place, self.table.path_at(int(found.rows[behind])) if behind < len(found.rows) else ""
+
+    def _behind(self, found: Matches, path: str) -> int:
+        row = self.table.seek(path)
+        here = row < self.table.images and self.table.path_at(row) == path
+        return int(np.searchsorted(found.rows, row + here))
+
+    # --- filters ----------------------------------------------------------------------------------------------------
+
+    def _select(self, wanted: Filter) -> Matches:
+        table = self.table
+        if wanted == Filter():
+            return Matches(np.arange(table.images, dtype=np.uint32), tuple(table.labels.values()))
+        mask = self._queried(wanted) if wanted.asks_query else np.ones(table.images, bool)
+        if wanted.folder:
+            start, end = (table.seek(f"{wanted.folder}{behind}") for behind in "/0")  # 0 comes right behind /
+            mask[:start] = False
+            mask[end:] = False
+        if wanted.split:
+            names, of_rows = self.splits()
+            if wanted.split not in names:
+                raise _unknown("split", wanted.split, names)
+            mask &= of_rows == names.index(wanted.split)
+        if wanted.problem:
+            known = {each.code for each in table.problem_counts}
+            if wanted.problem not in known:
+                raise _unknown("kind of problem", wanted.problem, sorted(known))
+            having = np.zeros(len(mask), bool)
+            having[self.problems().get(wanted.problem, [])] = True
+            mask &= having
+        labels = []
+        for label in table.labels:
+            rows, boxes = self.columns().of_label(label)
+            here = mask[rows]
+            labels.append(LabelCount(label, int(np.count_nonzero(here)), int(boxes[here].sum())))
+        return Matches(np.flatnonzero(mask).astype(np.uint32), tuple(labels))
+
+    def _queried(self, wanted: Filter) -> NDArray[np.bool_]:
+        program = make_program(self.table, wanted.query)
+        if wanted.min_side > 0:
+            program.add(f"{program.column('field', 'min_side')} >= {program.constant(wanted.min_side)}")
+        condition = Vectorized(program)
+        columns = [self._column(column) for column in condition.columns]
+        columns += [self._row_wise(part) for part in condition.row_wise]
+        return condition.mask(columns, self.table.images).copy()
+
+    # --- columns ----------------------------------------------------------------------------------------------------
+
+    def _column(self, column: Column) -> NDArray[Any]:
+        """Return a column of numbers, or of truths for `has`."""
+        function, name, _ = column
+        if function == "attribute":
+            return self._attribute(column)
+        if function in ("has", "count"):
+            rows, boxes = self.columns().of_label(name)
+            values = np.zeros(self.table.images, bool if function == "has" else float)
+            values[rows] = True if function == "has" else boxes
+            return values
+        if name in BOX_FIELDS:
+            return self.sides()[name]
+        fields = self.columns().fields
+        if name == "annotated":
+            values = fields["state"] == ANNOTATED
+        elif name == "area":
+            values = fields["width"].astype(float) * fields["height"]
+        elif name == "aspect":
+            values = fields["width"] / np.maximum(fields["height"], 1)
+        else:
+            values = fields[name].astype(float)
+        return values
+
+    def _row_wise(self, part: RowWise) -> NDArray[np.bool_]:
+        truths = (
+            part.run([column_of(summary, column) for column in part.columns]) for _, summary in self.table.summaries()
+        )
+        return _joined([np.array(each, bool) for each in truths], bool)
+
+    def _read_attribute(self, column: Column) -> NDArray[np.float64]:
+        found = (with_attribute(parts, summary, column.name, column.value) for _, parts, summary in self._details())
+        return _joined([np.array(each, float) for each in found], float)
+
+    @_kept
+    def columns(self) -> _Columns:
+        """Return what the summaries say."""
+        return _Columns(self.table)
+
+    @_kept
+    def sides(self) -> dict[str, NDArray[np.float64]]:
+        """Return `BOX_FIELDS` of all images."""
+        found: dict[str, list[NDArray[np.float64]]] = {name: [] for name in BOX_FIELDS}
+        for _, parts, summary in self._details():
+            for name, values in box_columns(parts, summary).items():
+                found[name].append(values)
+        return {name: _joined(values, float) for name, values in found.items()}
+
+    @_kept
+    def problems(self) -> dict[str, NDArray[np.uint32]]:
+        """Return the rows that have a problem of each kind, in order."""
+        starts = [0, *accumulate(self.table.row_counts())]
+        found: dict[str, list[int]] = {}
+        for number, parts, summary in self._details(set(self.table.with_problems())):
+            for row, code in dict.fromkeys(problem_codes(parts, summary)):
+                found.setdefault(code, []).append(starts[number] + row)
+        return {code: np.array(rows, np.uint32) for code, rows in found.items()}
+
+    @_kept
+    def splits(self) -> tuple[tuple[str, ...], NDArray[np.int8]]:
+        """Return the names of the splits, and for each image the place of its own among them; -1 for none."""
+        listed = self._read_splits() if self._read_splits else None
+        if listed is None or not listed.names:
+            return (), np.full(self.table.images, -1, np.int8)
+        places = {"": -1} | {name: n for n, name in enumerate(listed.names)}
+        ranges = (
+            ((each[2], sources(*each[1:])) for each in self._details())
+            if listed.by_source
+            else ((summary, [""] * summary.rows) for _, summary in self.table.summaries())
+        )
+        found = [
+            np.array([places[split] for split in _splits(listed, summary.paths(), files)], np.int8)
+            for summary, files in ranges
+        ]
+        return listed.names, _joined(found, np.int8)
+
+    def _details(self, only: Container[int] | None = None) -> Iterator[tuple[int, list[bytes], Summary]]:
+        """Yield number, details and summary of the ranges."""
+        summaries = (each for each in self.table.summaries() if only is None or each[0] in only)
+        while part := list(islice(summaries, _RANGES_AHEAD)):
+            details = self.table.details([number for number, _ in part])
+            for number, summary in part:
+                yield number, details[number], summary
+
+
+def _splits(listed: ListedSplits, paths: Sequence[str], files: Sequence[str]) -> Iterator[str]:
+    """Yield the splits of images; where folders alone say it, each folder is looked at once."""
+    images = [path.encode("utf-8", "surrogateescape") for path in paths]
+    if listed.by_source or listed.by_name:
+        for image, file in zip(images, files, strict=True):
+            yield listed.of(image, file.encode("utf-8", "surrogateescape"))
+        return
+    for _, same in groupby(images, key=lambda image: image.rpartition(b"/")[0]):
+        of_folder = list(same)
+        yield from [listed.of(of_folder[0])] * len(of_folder)
+
+
+def _joined(parts: Sequence[NDArray[Any]], kind: type[Any] = np.uint8) -> NDArray[Any]:
+    return np.concatenate(parts) if parts else np.zeros(0, kind)
+
+
+def _unknown(what: str, name: str, names: Iterable[str]) -> UsageError:
+    listed = ", ".join(names)
+    return UsageError(f"there is no {what} {name!r}", hint=f"There are: {listed}." if listed else "There are none.")
