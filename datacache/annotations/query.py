@@ -1,8 +1,8 @@
-"""Find images by what is annotated in them (labels, numbers of objects, a condition), and compare versions.
+"""Find images by what is annotated in them: labels, numbers of objects, a condition.
 
 A query is compiled to one function over the columns of a range's summary, so that 100,000 images take some hundredths
-of a second; boxes are decoded only for the fields that need them. `compare` passes over ranges that both tables have,
-so its cost follows the change. Used by `dsctl query`, previews and subsets. A query is a plain value; any thread.
+of a second; boxes are decoded only for the fields that need them. Used by `dsctl query`, previews and subsets. A query
+is a plain value; any thread.
 
 A condition is `width >= 640 and count("no_mask") > 1`: a part of Python's expressions, read with Python's own parser
 and checked node by node: comparisons, `and`, `or`, `not`, `in`, arithmetic, and three functions. A checked condition
@@ -15,25 +15,20 @@ zero) compares as false with all.
 from __future__ import annotations
 
 import ast
-import heapq
 import re
 import warnings
-from array import array
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from fnmatch import translate
 from functools import partial
-from itertools import groupby, islice
+from itertools import islice
 from math import nan
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from datacache.annotations.model import Annotation, Box
-from datacache.annotations.shapes.outline import Mask, Polygon, Rotated, unpack
 from datacache.annotations.table.columns import as_float64
 from datacache.annotations.table.ranges import (
     ANNOTATED,
     UNUSABLE,
-    Row,
     Summary,
     box_sizes,
     object_areas,
@@ -508,68 +503,3 @@ def box_columns(parts: Sequence[bytes], summary: Summary) -> dict[str, NDArray[n
             column[having] = reduce.reduceat(values, starts)
         found[name] = column
     return found
-
-
-_SLACK_PX = 0.01
-"""YOLO's six decimals move an edge by less; that is no change."""
-
-
-class Changed(NamedTuple):
-    """An image that is not annotated the same in both, or is in one alone (then the other is None)."""
-
-    path: str
-    before: Row | None
-    after: Row | None
-
-
-def compare(before: Table, after: Table) -> Iterator[Changed]:
-    """Yield what is different in `after`, in the byte order of paths. Where in its file a box stands, and which file
-    that is, makes no difference, nor does the order of boxes."""
-    old, new = before.rows_without(after), after.rows_without(before)
-    both = heapq.merge(((row, 0) for row in old), ((row, 1) for row in new), key=lambda item: _key(item[0]))
-    for path, versions in groupby(both, key=lambda item: item[0].path):
-        found: list[Row | None] = [None, None]
-        for row, which in versions:
-            found[which] = row
-        a, b = found
-        if a is None or b is None or not _same(a.annotation, b.annotation):
-            yield Changed(path, a, b)
-
-
-def _same(a: Annotation | None, b: Annotation | None) -> bool:
-    if a is None or b is None:
-        return a is b
-    if (a.width, a.height, sorted(a.labels), len(a.boxes)) != (b.width, b.height, sorted(b.labels), len(b.boxes)):
-        return False
-    if sorted(a.captions) != sorted(b.captions):
-        return False
-    return all(map(_alike, sorted(a.boxes, key=_order), sorted(b.boxes, key=_order)))
-
-
-def _order(box: Box) -> tuple[str, float, float, float, float]:
-    return box.label, round(box.x1), round(box.y1), round(box.x2), round(box.y2)
-
-
-def _alike(a: Box, b: Box) -> bool:
-    return (a.label, a[5:9], _but_points(a)) == (b.label, b[5:9], _but_points(b)) and all(
-        abs(p - q) <= _SLACK_PX for p, q in zip((*a[1:5], *_points(a)), (*b[1:5], *_points(b)), strict=True)
-    )
-
-
-def _but_points(box: Box) -> tuple[object, ...] | None:
-    """Return what must be equal of an extra: all but its points, of which their number."""
-    if box.extra is None:
-        return None
-    outline, keypoints = box.extra.outline, box.extra.keypoints
-    shape = outline if isinstance(outline, Mask) else outline and (type(outline), len(outline[0]), *outline[1:])
-    return shape, keypoints and keypoints.visible, *box.extra[2:]
-
-
-def _points(box: Box) -> array[float]:
-    outline, keypoints = (None, None) if box.extra is None else box.extra[:2]
-    lines = outline[0] if isinstance(outline, Polygon | Rotated) else b""
-    return unpack(lines + (keypoints.points if keypoints else b""))
-
-
-def _key(row: Row) -> bytes:
-    return row.path.encode("utf-8", "surrogateescape")

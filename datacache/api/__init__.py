@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING
 from datacache.core.front import front
 
 if TYPE_CHECKING:
+    from datacache.annotations import comparison as _comparison
     from datacache.annotations import model as _model
     from datacache.annotations import query as _query
     from datacache.annotations import stats as _stats
+    from datacache.annotations.comparison import ObjectChange as ObjectChange
     from datacache.annotations.image_header import read_header as read_header
     from datacache.annotations.model import Annotation as Annotation
     from datacache.annotations.model import Box as Box
@@ -140,7 +142,7 @@ if TYPE_CHECKING:
     best_report = _autotune.best
     carry_out = _refs.remove
     collect_statistics = _stats.collect
-    compare_annotations = _query.compare
+    compare_annotations = _comparison.compare
     compare_snapshots = _refs.compare
     count_images = _query.count
     diff_manifests = _diff.diff

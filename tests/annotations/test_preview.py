@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from datacache.annotations.comparison import compare
 from datacache.annotations.model import Annotation, Box
 from datacache.annotations.pictures import draw as fonts
 from datacache.annotations.pictures.draw import BASE, BEFORE, DARK, _Tags, colours_of, draw_boxes, ink_on, mix
 from datacache.annotations.pictures.preview import BROKEN, PAPER, TILE, Picture, preview, thumbnail
-from datacache.annotations.query import compare
 from datacache.annotations.shapes import mask
 from datacache.annotations.shapes.outline import Extra, Keypoints, Polygon, Rotated, Skeleton, pack, polygon_of
 from datacache.core.errors import BrokenImageError

@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from datacache.annotations.comparison import compare
 from datacache.annotations.model import Annotation
-from datacache.annotations.query import BOX_FIELDS, FIELDS, HINT, Query, compare, count, find, find_paths
+from datacache.annotations.query import BOX_FIELDS, FIELDS, HINT, Query, count, find, find_paths
 from datacache.annotations.shapes.clip import area_of
 from datacache.annotations.shapes.mask import encode
 from datacache.annotations.shapes.outline import Extra, Keypoints, Mask, Polygon, Rotated, pack, polygon_of

@@ -13,6 +13,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from datacache.api import open_catalog
 from datacache.catalog.commit import commit_manifest
@@ -286,3 +287,42 @@ def test_copying_is_called_copy_and_its_former_name_still_copies(dsctl: Dsctl, b
     spoilt = dsctl("snapshot", "create", "three", "--from", bucket, "--objects", bucket)
     assert spoilt.code == 2
     assert "for --copy" in spoilt.err
+
+
+def test_a_diff_tells_which_objects_changed(tmp_path: Path, dsctl: Dsctl) -> None:
+    folder = tmp_path / "boxes"
+    folder.mkdir()
+    for name in ("a", "b", "c"):
+        Image.new("RGB", (100, 50)).save(folder / f"{name}.png")
+    versions = (
+        {"a": "0 0.5 0.5 0.2 0.2\n1 0.1 0.1 0.1 0.1\n", "b": "0 0.5 0.5 0.2 0.2\n", "c": "1 0.5 0.5 0.2 0.2\n"},
+        {"a": "0 0.5 0.52 0.2 0.2\n", "b": "1 0.5 0.5 0.2 0.2\n", "c": "1 0.5 0.5 0.2 0.2\n"},
+    )
+    (folder / "classes.txt").write_text("cat\ndog\n")
+    for labels in versions:
+        for name, text in labels.items():
+            (folder / f"{name}.txt").write_text(text)
+        assert dsctl("snapshot", "create", "boxes", "--from", folder, "--copy").code == 0
+    done = dsctl("snapshot", "diff", "boxes", "--objects")
+    assert (done.code, done.err) == (0, "")
+    lines = done.out.splitlines()
+    assert [" ".join(line.split()) for line in lines[1:7]] == [
+        "added 0 images",
+        "removed 0 images",
+        "changed 2 images",
+        "removed 1 object dog 1",
+        "moved 1 object cat 1",
+        "relabelled 1 object cat → dog 1",
+    ]
+    assert lines[8:] == ["~ a.png  moved cat, removed dog", "~ b.png  relabelled cat → dog"]
+    found = dsctl("snapshot", "diff", "boxes", "--objects", "--json").json
+    assert found["objects"] == {"removed": {"dog": 1}, "moved": {"cat": 1}, "relabelled": {"cat → dog": 1}}
+    assert found["changes"][1]["objects"] == [
+        {
+            "kind": "relabelled",
+            "before": {"label": "cat", "box": [40.0, 20.0, 60.0, 30.0]},
+            "after": {"label": "dog", "box": [40.0, 20.0, 60.0, 30.0]},
+        }
+    ]
+    same = dsctl("snapshot", "diff", "boxes", "boxes", "--objects")
+    assert same.out.splitlines()[1:] == ["no difference: 3 images annotated the same"]

@@ -88,7 +88,7 @@ def _parse(data: Data, file: str, names: Mapping[str, str]) -> DraftFile:
     missing = [name for name in ("ImageID", "LabelName", *(_SIDES if boxes else ("Confidence",))) if name not in places]
     if missing:
         raise AnnotationError(f"{file} has no column {missing[0]}", code="line-malformed", file=file, line=1)
-    images = _Images(file)
+    images = _ImagesOnDisk(file)
     for number, line in lines:
         cells = _cells(line.rstrip("\r"))
         if cells == [""]:
@@ -137,7 +137,7 @@ class _Rows(NamedTuple):
     problems: list[Problem]
 
 
-class _Images(Sequence[tuple[Draft, list[Problem]]]):
+class _ImagesOnDisk(Sequence[tuple[Draft, list[Problem]]]):
     """The images of a file, all but the one that is read last on disk."""
 
     def __init__(self, file: str) -> None:
