@@ -58,6 +58,56 @@ def test_a_window_can_leave_two_rings_of_one() -> None:
     assert (kept.ends, kept.holes, area(kept)) == ((4, 8), 0, 24)
 
 
+def test_what_is_left_of_a_ring_that_crosses_itself_is_a_part_of_what_it_fills() -> None:
+    bow = Polygon(pack([0, 0, 8, 8, 8, 0, 0, 8]))  # its lines go round both halves in opposite directions
+    kept, share = clips.carried(bow, [clips.Movement(lambda x, y: (x, y), 4, 8, cuts=True)])
+    assert kept is not None
+    assert share == pytest.approx(0.5)
+
+
+@cases
+@given(points_within(9, 9, high=12), hundredths(5), hundredths(5))
+def test_a_tangled_ring_cut_at_a_window_fills_the_same_there(drawn, left, top) -> None:
+    kept = clips._clipped_rings(Polygon(drawn), (left, top, left + 3, top + 3))
+    for x in np.arange(0.5, 9) + 1e-4:
+        for y in np.arange(0.5, 9) + 1e-5:
+            inside = left < x < left + 3 and top < y < top + 3 and encloses(drawn, x, y)
+            assert (kept is not None and encloses(kept.points, x, y)) == inside
+
+
+def encloses(ring: bytes, x: float, y: float) -> bool:
+    """Tell whether the lines enclose a point an odd number of times."""
+    points = np.frombuffer(ring).reshape(-1, 2)
+    lines = np.concatenate((points, np.roll(points, -1, 0)), 1)
+    ax, ay, bx, by = lines[(lines[:, 1] > y) != (lines[:, 3] > y)].T
+    return bool(np.count_nonzero(x < ax + (y - ay) * (bx - ax) / (by - ay)) % 2)
+
+
+def test_holes_of_a_tangled_ring_go_with_it() -> None:
+    polygon = polygon_of([SQUARE, HOLE, SQUARE], 2)
+    kept = clips._clipped_rings(polygon, (0, 0, 4, 8))
+    assert kept is not None
+    assert (kept.ends, kept.holes, area(kept)) == ((4, 8, 12), 2, 32 - 8 + 32)
+    assert clips._clipped_rings(polygon, (8, 0, 9, 8)) is None
+    assert clips._clipped_rings(polygon, (0, 0, 1, 8)) == polygon_of([pack([0, 0, 1, 0, 1, 8, 0, 8])] * 2)
+
+
+def test_a_crop_of_a_comb_that_only_a_turn_has_tangled_has_its_teeth() -> None:
+    teeth = [(x, y) for n in range(200) for x, y in ((4 * n, 0), (4 * n, 900), (4 * n + 2, 900), (4 * n + 2, 0))]
+    comb = Polygon(pack(value for point in [*teeth, (800, 0), (800, -9), (0, -9)] for value in point))
+    assert not clips.is_tangled(comb)
+    cosine = math.sqrt(0.5)
+    turn = clips.Movement(lambda x, y: (cosine * (x - y) + 700, cosine * (x + y) + 9), 1400, 1400)
+    assert clips.is_tangled(clips.moved(comb, turn))  # type: ignore[arg-type]
+    crop = clips.Movement(lambda x, y: (x, y), 700, 1400, cuts=True)
+    kept, share = clips.carried(comb, [turn, crop])
+    assert isinstance(kept, Polygon)
+    drawn = [shapely.Polygon(np.frombuffer(each.points).reshape(-1, 2)) for each in (clips.moved(comb, turn), kept)]  # type: ignore[union-attr]
+    expected = shapely.intersection(drawn[0], shapely.box(0, 0, 700, 1400)).area
+    assert area(kept) == pytest.approx(expected)
+    assert share == pytest.approx(expected / drawn[0].area)
+
+
 def test_of_a_ring_that_crosses_itself_the_parts_that_it_fills_are_kept() -> None:
     kept = clips.clip(Polygon(pack([0, 0, 8, 8, 8, 0, 0, 8])), (0, 0, 7, 8))
     assert kept is not None

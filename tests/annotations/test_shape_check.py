@@ -10,7 +10,6 @@ import pytest
 from datacache.annotations.check import check
 from datacache.annotations.image_header import ImageHeader
 from datacache.annotations.model import Box, Draft
-from datacache.annotations.shapes.clip import clip
 from datacache.annotations.shapes.mask import from_runs
 from datacache.annotations.shapes.outline import Extra, Keypoints, Polygon, Rotated, bounds, pack
 
@@ -61,7 +60,6 @@ def test_lines_that_cross_again_and_again_are_left_out_before_anybody_computes_w
     points = np.random.default_rng(7).random((100_000, 2)) * (10, 8)
     tangled = Polygon(points.tobytes())
     assert checked(Extra(tangled), 0, 0, 10, 8) == (None, [("shape-too-large", "repaired")])
-    assert clip(tangled, (0.0, 0.0, 5.0, 8.0)) is None  # moved, and cut by a crop
     angles = np.linspace(0, 2 * np.pi, 50_000, endpoint=False)
     circle = Extra(Polygon(np.stack((5 + 4 * np.cos(angles), 4 + 4 * np.sin(angles)), 1).tobytes()))
     assert checked(circle, 1, 0, 9, 8) == (circle, [])

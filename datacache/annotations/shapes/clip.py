@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
-from itertools import chain, pairwise
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -52,6 +52,8 @@ _LEAST_AREA = 1e-6
 _MOST_PAIRS = 20_000
 """Of lines whose boxes overlap, besides some neighbours of each: 200 points at random have as many. Time and memory of
 all that is computed with a polygon grow with them."""
+_AT_ONCE = 2**18
+"""Pairs of lines and points that are looked at together."""
 _CROSSED = 1e-4
 """The part of an area by which it is another where lines cross, and not only touch or are rounded."""
 
@@ -87,8 +89,7 @@ def carried(outline: Outline, movements: Sequence[Movement]) -> tuple[Outline | 
     small for any pixel keeps one."""
     share = 1.0
     for movement in movements:
-        before = area_of(outline) if movement.cuts else 0.0
-        after = _moved_and_cut(outline, movement)
+        after, before = _moved_and_cut(outline, movement)
         if after is None:
             return None, 0.0
         if before:
@@ -133,17 +134,49 @@ def swapped(keypoints: Keypoints, order: Sequence[int]) -> Keypoints:
 
 def clip(polygon: Polygon, window: Edges) -> Polygon | None:
     """Return what lies in the window, with holes as holes; None where that has no area. A polygon that lies in it
-    wholly comes back as it is; of one that crosses itself the parts that it fills are kept."""
+    wholly comes back as it is; of one that crosses itself the parts that it fills are kept, and of one that is tangled
+    lines along the edge of the window join them."""
+    return _clipped(polygon, window)[0]
+
+
+def _clipped(polygon: Polygon, window: Edges) -> tuple[Polygon | None, float]:
+    """Return what lies in the window, and the area that the whole polygon fills; 0 where all of it or nothing does."""
     x1, y1, x2, y2 = bounds(polygon.points)
     left, top, right, bottom = window
     if left <= x1 and top <= y1 and x2 <= right and y2 <= bottom:
-        return polygon
+        return polygon, 0.0
     if not (x1 < right and left < x2 and y1 < bottom and top < y2):  # also where a number is not finite
-        return None
+        return None, 0.0
     if is_tangled(polygon):
-        return None
-    areas = shapely.union_all([_valid(group) for group in _groups(polygon)])
-    return _polygon_of([shapely.intersection(areas, shapely.box(*window))])
+        return _clipped_rings(polygon, window), area(polygon)
+    filled = [*map(_valid, _groups(polygon))]
+    areas = filled[0] if len(filled) == 1 else shapely.union_all(filled)
+    return _polygon_of([shapely.intersection(areas, shapely.box(*window))]), areas.area
+
+
+def _clipped_rings(polygon: Polygon, window: Edges) -> Polygon | None:
+    """Return each ring cut at one edge of the window after the other (Sutherland and Hodgman, "Reentrant polygon
+    clipping", 1974): what it fills stays, and the time grows with its points, however they cross."""
+    kept: list[bytes] = []
+    holes = 0
+    outer = False
+    for points, hole in rings(polygon):
+        ring = _array(points)
+        for n, edge in enumerate(window):
+            beyond = (ring[:, n % 2] - edge) * (-1 if n < 2 else 1)
+            inside = beyond <= 0
+            crosses = inside != np.roll(inside, -1)
+            cuts, ends = ring.copy(), np.roll(ring, -1, 0)[crosses]
+            shares = beyond[crosses] / (beyond - np.roll(beyond, -1))[crosses]
+            cuts[crosses] += shares[:, np.newaxis] * (ends - ring[crosses])
+            cuts[:, n % 2] = edge
+            ring = np.stack((ring, cuts), 1).reshape(-1, 2)[np.stack((inside, crosses), 1).ravel()]
+        within = ((ring > window[:2]) & (ring < window[2:])).all(1).any()
+        outer = outer if hole else bool(within) or ring_area(ring.tobytes()) >= _LEAST_AREA
+        if outer and len(ring) >= 3:
+            holes |= hole << len(kept)
+            kept.append(ring.tobytes())
+    return polygon_of(kept, holes) if kept else None
 
 
 def is_tangled(polygon: Polygon) -> bool:
@@ -165,11 +198,12 @@ def uncrossed(polygon: Polygon) -> Polygon | None:
     """Return the areas that a polygon fills whose lines cross each other; None of any other. Lines that touch, or go
     there and back as where rings are joined, do not cross."""
     groups = _groups(polygon)
-    return _polygon_of(map(_valid, groups)) if any(map(_crosses, groups)) else None
+    filled = [*map(_valid, groups)]
+    return _polygon_of(filled) if any(map(_crosses, groups, filled)) else None
 
 
-def _crosses(areas: shapely.Polygon) -> bool:
-    if areas.is_valid or abs(areas.area - (filled := _valid(areas).area)) <= _CROSSED * filled:
+def _crosses(areas: shapely.Polygon, filled: BaseGeometry) -> bool:
+    if filled is areas or abs(areas.area - filled.area) <= _CROSSED * filled.area:
         return False
     given = {*map(tuple, shapely.get_coordinates(areas))}
     return not given.issuperset(map(tuple, shapely.get_coordinates(shapely.node(areas.boundary))))
@@ -231,27 +265,28 @@ def displayed_movement(orientation: int, width: int, height: int) -> Movement:
     return Movement(move, *((height, width) if orientation >= 5 else (width, height)))
 
 
-def _moved_and_cut(outline: Outline, movement: Movement) -> Outline | None:
+def _moved_and_cut(outline: Outline, movement: Movement) -> tuple[Outline | None, float]:
+    """Return the outline after a movement, and the area that it had if it was cut."""
     after = moved(outline, movement)
     if not isinstance(after, Mask):
-        return _cut(after, (0.0, 0.0, float(movement.width), float(movement.height))) if movement.cuts else after
+        return _cut(after, (0.0, 0.0, float(movement.width), float(movement.height))) if movement.cuts else (after, 0.0)
     if masks.area(after):
-        return after
-    return None if movement.cuts else _one_pixel(outline, movement)
+        return after, area_of(outline) if movement.cuts else 0.0
+    return None if movement.cuts else _one_pixel(outline, movement), 0.0
 
 
-def _cut(outline: Polygon | Rotated, window: Edges) -> Outline | None:
+def _cut(outline: Polygon | Rotated, window: Edges) -> tuple[Outline | None, float]:
     if isinstance(outline, Polygon):
-        return clip(outline, window)
-    left = clip(Polygon(outline.corners), window)
+        return _clipped(outline, window)
+    left, before = _clipped(Polygon(outline.corners), window)
     if left is None or left.points == outline.corners:
-        return None if left is None else outline
+        return None if left is None else outline, 0.0
     first, right, _, down = _array(outline.corners)
     axes = np.stack((right - first, down - first))
     shares = (_array(left.points) - first) @ np.linalg.inv(axes)
     (ax, ay), (bx, by) = shares.min(0), shares.max(0)
     corners = np.array(((ax, ay), (bx, ay), (bx, by), (ax, by))) @ axes + first
-    return Rotated(corners.tobytes())
+    return Rotated(corners.tobytes()), before
 
 
 def _one_pixel(mask: Outline, movement: Movement) -> Mask | None:
@@ -314,11 +349,19 @@ def _valid(polygon: shapely.Polygon) -> BaseGeometry:
         return polygon
     faces = shapely.get_parts(shapely.polygonize([shapely.node(polygon.boundary)]))
     x, y = shapely.get_coordinates(shapely.point_on_surface(faces)).T
-    odd = np.zeros(len(faces), bool)
-    for ring in (polygon.exterior, *polygon.interiors):
-        for (ax, ay), (bx, by) in pairwise(shapely.get_coordinates(ring)):
-            if ay != by:
-                odd ^= ((ay > y) != (by > y)) & (x < ax + (y - ay) * (bx - ax) / (by - ay))
+    order = np.argsort(y)
+    faces, x, y = faces[order], x[order], y[order]
+    ends = [shapely.get_coordinates(ring) for ring in (polygon.exterior, *polygon.interiors)]
+    lines = np.concatenate([np.concatenate((ring[:-1], ring[1:]), 1) for ring in ends])
+    beside = np.sort(np.searchsorted(y, lines[:, 1::2]), 1)  # a line is passed by the points between its ends
+    passed = beside[:, 1] - beside[:, 0]
+    crossed = np.zeros(len(faces), np.int64)
+    for part in np.split(np.arange(len(lines)), np.flatnonzero(np.diff(np.cumsum(passed) // _AT_ONCE)) + 1):
+        line = np.repeat(part, passed[part])
+        point = np.arange(len(line)) - np.repeat(np.cumsum(passed[part]) - passed[part] - beside[part, 0], passed[part])
+        ax, ay, bx, by = lines[line].T
+        crossed += np.bincount(point[x[point] < ax + (y[point] - ay) * (bx - ax) / (by - ay)], minlength=len(faces))
+    odd = crossed % 2 == 1
     return shapely.coverage_union_all(faces[odd])
 
 
