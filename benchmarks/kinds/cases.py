@@ -423,9 +423,9 @@ def _open_images_cases() -> Iterable[Case]:
     yield Case("open-images, labels, one denied", "open-images", _open_images(**both))
     boxes = "000a,xclick,/m/0k4j,1,0.078125,0.46875,0.104166667,0.625,0,0,0,0,0\n"
     masks = "MaskPath,ImageID,LabelName,BoxID,BoxXMin,BoxXMax,BoxYMin,BoxYMax,PredictedIoU,Clicks\n"
-    masks += "000a_m0k4j_b1.png,000a,/m/0k4j,b1,0.078125,0.46875,0.104166667,0.625,0.9,\n"
+    masks += "000a_m0k4j_5e4b1e1d.png,000a,/m/0k4j,5e4b1e1d,0.078125,0.46875,0.104166667,0.625,0.9,\n"
     files = dict(_open_images(**{"bbox": head + boxes, "object-segmentation": masks}))
-    files["masks/train/000a_m0k4j_b1.png"] = png(block((5, 5, 30, 30), hole=(10, 10, 20, 20)))
+    files["masks/train/000a_m0k4j_5e4b1e1d.png"] = png(block((5, 5, 30, 30), hole=(10, 10, 20, 20)))
     yield Case("open-images, mask", "open-images", files)
 
 

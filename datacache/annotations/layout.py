@@ -10,13 +10,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from typing import Final, NamedTuple, Protocol
 
 from datacache.annotations.classes import read_classes, read_data_yaml, read_pose
 from datacache.annotations.formats.mask_images import VOC_CLASSES, MaskClasses, parse_label_map
 from datacache.annotations.formats.metadata import NAME as METADATA
-from datacache.annotations.formats.open_images import is_open_images
+from datacache.annotations.formats.open_images import has_masks, is_open_images
 from datacache.annotations.formats.values import parse_number
 from datacache.annotations.model import FORMATS, Problem
 from datacache.annotations.pairing import (
@@ -27,6 +27,7 @@ from datacache.annotations.pairing import (
     is_data,
     is_image,
     is_mask_image,
+    is_object_mask,
     is_split_list,
     split_of_name,
     without_extension,
@@ -139,6 +140,8 @@ class Layout:
     """The files `metadata.jsonl`."""
     masks: bool = False
     """There are VOC's images of masks."""
+    object_masks: tuple[bytes, ...] | None = None
+    """The first folders with masks of Open Images, in byte order; None where no file speaks of them."""
     label_map: bytes | None = None
     """`labelmap.txt`, which says the classes of these."""
     no_data: int = 0
@@ -276,8 +279,9 @@ class _Seen:
         self._others = by_name | {b".yaml": self.yamls, b".yml": self.yamls, b".csv": self.tables}
         self.no_data = _Sample()
         """Files that are passed over: those that systems and tools leave behind."""
-        self.masks = _Sample()
-        """Images of masks, which are passed over in formats that have none."""
+        self.masks, self.object_masks = _Sample(), _Sample()
+        """Images of masks, which are passed over in formats that have none: those of VOC, and of Open Images."""
+        self.object_mask_folders: dict[bytes, None] = {}
         folder = None
         for path in manifest.paths():
             if is_image(path):
@@ -294,6 +298,10 @@ class _Seen:
             elif not path.endswith(b"/"):
                 if is_data(path):
                     self._note(path)
+                elif is_object_mask(path):
+                    self.object_masks.add(path)
+                    if len(self.object_mask_folders) < _FOLDERS_KEPT:
+                        self.object_mask_folders[path[: path.rfind(b"/") + 1]] = None
                 else:
                     (self.masks if is_mask_image(path) else self.no_data).add(path)
         self.split_folders.discard("")
@@ -326,7 +334,9 @@ class _Seen:
         """Return all that is known, as far as it concerns a format."""
         lists = _LISTS[format](self) if format in _LISTS else []
         masks = format == "voc" and self.masks.count > 0
-        passed = [*self.no_data.paths[:1], *(() if masks else self.masks.paths[:1])]
+        of_objects = format == "open-images" and any(map(self._has_object_masks, lists))
+        unread = [() if masks else (self.masks,), () if of_objects else (self.object_masks,)]
+        passed = [self.no_data, *chain.from_iterable(unread)]
         return Layout(
             format=format,
             images=self.images,
@@ -340,9 +350,10 @@ class _Seen:
             image_folders=tuple(self.image_folders),
             metadata=tuple(self.metadata),
             masks=masks,
+            object_masks=tuple(self.object_mask_folders) if of_objects else None,
             label_map=next(iter(_nearest(self.label_maps)), None),
-            no_data=self.no_data.count + (0 if masks else self.masks.count),
-            first_no_data=min(passed, default=b""),
+            no_data=sum(files.count for files in passed),
+            first_no_data=min((files.paths[0] for files in passed if files.paths), default=b""),
         )
 
     def _note(self, path: bytes) -> None:
@@ -418,8 +429,12 @@ class _Seen:
         return [path for path in islice(found, _FEW) if _CVAT.search(self._head(path))]
 
     def open_images(self) -> list[bytes]:
-        """Return the CSV files of Open Images that have boxes or labels of images."""
-        return [path for path in self.tables if is_open_images(self._head(path).decode("utf-8", "replace"))]
+        """Return the CSV files of Open Images that have boxes, masks or labels of images; those of masks last."""
+        found = [path for path in self.tables if is_open_images(self._head(path).decode("utf-8", "replace"))]
+        return sorted(found, key=self._has_object_masks)
+
+    def _has_object_masks(self, path: bytes) -> bool:
+        return has_masks(self._head(path).decode("utf-8", "replace"))
 
     def _open_images_classes(self) -> tuple[bytes, ...]:
         return tuple(path for path in self.tables if _OPEN_IMAGES_CLASSES.search(path.lower()))

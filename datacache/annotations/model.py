@@ -202,6 +202,7 @@ PROBLEMS: Final[dict[str, str]] = {
     "polygon-clipped": "An outline lies partly outside its image",
     "mask-broken": "The run lengths of a mask are not those of any",
     "mask-size": "A mask has another size than its image",
+    "mask-missing": "The image of a mask is not there",
     "box-shape-differ": "The box of an object is not the one around its outline",
     "skeleton": "The skeleton of a class has ends that are none of its keypoints, or counts them from 0",
     "keypoints-malformed": "The keypoints of an object are not as many as its class has, or not numbers",

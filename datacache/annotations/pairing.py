@@ -85,6 +85,12 @@ _NO_DATA: Final = re.compile(
     rb"(?:^|/)(?:\._|__MACOSX/|@eaDir/|\.ipynb_checkpoints/|\.Trash|Segmentation(?:Class|Object)(?:Raw|Aug)?/)"
 )
 _MASKS: Final = re.compile(rb"(?:^|/)Segmentation(?:Class|Object)/.*\.png$", re.IGNORECASE)
+_OBJECT_MASK: Final = re.compile(
+    rb"(?:^|/)(?:[0-9a-f]{16}_m[0-9a-z_]+_[0-9a-f]{8}"
+    rb"|masks/(?:.*/)?[^/]+_[a-z][0-9a-z]*_(?:n[0-9]{7}|[0-9a-f]{8}))\.png$",
+    re.DOTALL,
+)
+"""A mask of Open Images, by image, class and object: in any folder as the original names it, else below `masks/`."""
 _MASK_FOLDERS: Final = b"SegmentationClass", b"SegmentationObject"
 _FOLDERS_KEPT: Final = 100_000
 T = TypeVar("T")
@@ -106,7 +112,12 @@ _AFTER_SLASH: Final = b"0"
 
 def is_data(path: bytes) -> bool:
     """Tell whether it is a file of the data set, and nothing an operating system left there."""
-    return _NO_DATA.search(path) is None
+    return _NO_DATA.search(path) is None and (path[-13:-12] != b"_" or not is_object_mask(path))
+
+
+def is_object_mask(path: bytes) -> bool:
+    """Tell by its name whether it is the mask of one object, as Open Images has them."""
+    return _OBJECT_MASK.search(path) is not None
 
 
 def is_mask_image(path: bytes) -> bool:

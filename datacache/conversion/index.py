@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from datacache.annotations.aside import Aside
 from datacache.annotations.check import check, same_object
 from datacache.annotations.formats import labelme, voc, yolo
-from datacache.annotations.formats.mask_images import add_masks
+from datacache.annotations.formats.mask_images import add_masks, with_masks
 from datacache.annotations.formats.open_images import scaled
 from datacache.annotations.image_header import ImageHeader, read_header
 from datacache.annotations.layout import text
@@ -287,6 +287,9 @@ class _Reader:
             return Row(unannotated, item.path, tuple(problems))
         if draft.relative and header is not None:
             draft = scaled(draft, header.displayed_width, header.displayed_height)
+            if masks:
+                draft, more = with_masks(draft, masks, header.displayed_width, header.displayed_height)
+                problems += more
         sized = self._sized and (raw is not None or not FORMATS[self._format].suffix)
         annotation, more = check(draft, header, item.path, sized=sized)
         problems += more

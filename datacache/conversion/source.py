@@ -29,6 +29,7 @@ from datacache.annotations.aside import Aside
 from datacache.annotations.check import same_object
 from datacache.annotations.formats import coco, cvat, keras_yolo, label_studio, metadata, open_images
 from datacache.annotations.formats.json_stream import Data as Content
+from datacache.annotations.formats.mask_images import file_of, files_of
 from datacache.annotations.formats.metadata import is_metadata
 from datacache.annotations.image_header import HEAD_BYTES, TAIL_BYTES
 from datacache.annotations.layout import Layout, detect, read_class_list, read_mask_classes, text
@@ -41,6 +42,7 @@ from datacache.annotations.pairing import (
     image_folders,
     is_image,
     is_mask_image,
+    is_object_mask,
     mask_images,
     pair_leftovers,
     split_of_name,
@@ -57,6 +59,7 @@ _DRIVE: Final = re.compile(rb"^[A-Za-z]:")
 _IMAGES: Final = (b"images/", b"Images/", b"JPEGImages/", b"imgs/")
 _EXTENSIONS: Final = (b".jpg", b".png", b".PNG", b".jpeg", b".JPG", b".webp", b".bmp", b".tif", b".tiff")
 """Of images that files name without."""
+_MASKS: Final = f"{open_images.MASK_FOLDER}/".encode()
 _LOOKED_AT: Final = 20
 """Label files whose first `_HEAD_BYTES` tell whether they could be rotated boxes; mostly one does."""
 _HEAD_BYTES: Final = 2**16
@@ -292,10 +295,11 @@ class Drafts:
         of_whole = any((draft.captions or draft.labels) and not draft.boxes for draft in (a, b))
         first, second = (b, a) if of_whole and b.boxes else (a, b)  # problems name the file of the objects
         if is_metadata(a.file) == is_metadata(b.file) and not of_whole:
-            repeats = self._repeats.setdefault((a.file, b.file), _Repeats(row))
-            repeats.images += 1
-            repeats.same += len(b.boxes) - len(more)
-            repeats.more += len(more)
+            if not any(map(file_of, b.boxes)):  # those of masks are mostly boxes of another file
+                repeats = self._repeats.setdefault((a.file, b.file), _Repeats(row))
+                repeats.images += 1
+                repeats.same += len(b.boxes) - len(more)
+                repeats.more += len(more)
             if self._rank(b) < self._rank(a):
                 first, second = b, a
             ranks = self._rank(first), self._rank(second)
@@ -330,17 +334,21 @@ class Drafts:
 def _completed(draft: Draft, other: Draft) -> Draft:
     """Return a draft with what the other knows of the same objects: one that a file gives an outline and another
     keypoints has both."""
-    if not any(box.extra for box in other.boxes):
+    known = {box[:5]: box for box in other.boxes if box.extra or box.attributes}
+    if not known:
         return draft
-    known = {box[:5]: box.extra for box in other.boxes if box.extra}
     boxes = []
     for box in draft.boxes:
-        mine, more = box.extra or NOTHING, known.get(box[:5])
-        if more is not None and all(a is None or b is None or a == b for a, b in zip(mine[:2], more[:2], strict=True)):
-            joined = mine._replace(outline=mine.outline or more.outline, keypoints=mine.keypoints or more.keypoints)
-            boxes.append(box._replace(extra=joined))
-        else:
-            boxes.append(box)
+        same = known.get(box[:5])
+        if same is not None:
+            mine, more = box.extra or NOTHING, same.extra or NOTHING
+            if all(a is None or b is None or a == b for a, b in zip(mine[:2], more[:2], strict=True)):
+                extra = mine._replace(outline=mine.outline or more.outline, keypoints=mine.keypoints or more.keypoints)
+                attributes = {**dict(same.attributes), **dict(box.attributes)}
+                box = box._replace(  # noqa: PLW2901
+                    extra=None if extra == NOTHING else extra, attributes=tuple(sorted(attributes.items()))
+                )
+        boxes.append(box)
     return draft._replace(boxes=tuple(boxes))
 
 
@@ -386,7 +394,7 @@ class Item(NamedTuple):
     """The bytes (`Aside[Said]`) of a shared file's part of the annotation: all, or beside an annotation of its own the
     labels of the whole image."""
     masks: tuple[Part | None, ...] = ()
-    """VOC's images of classes and of objects, where there is one of them."""
+    """VOC's images of classes and of objects, where there is one of them. Of Open Images what `files_of` names."""
     mask_file: str = ""
     """The path of the last one."""
 
@@ -427,13 +435,43 @@ class AnnotationSource:
         if suffix:
             yield from self._with_files(suffix, draft)
             return
+        named = bytearray(self._manifest.rows)  # 1: a mask that a file speaks of
         for row, entry in enumerate(self._manifest.entries()):
             if is_image(entry.path):
                 raw = draft(row)
                 if self.format == "folders":
                     said = _of_folder(entry.path, Aside[Said].value_of(raw) if raw else None)
                     raw = Aside.bytes_of(said) if said else b""
-                yield Item(text(entry.path), self._part(row, entry), draft=raw)
+                masks = self._object_masks(raw) if raw and self.layout.object_masks is not None else ()
+                for part in masks:
+                    if part is not None:
+                        named[part.row] = 1
+                yield Item(text(entry.path), self._part(row, entry), draft=raw, masks=masks)
+        if self.layout.object_masks:
+            self._note_unnamed(named)
+
+    def _note_unnamed(self, named: bytearray) -> None:
+        """Report the masks that no row of a file names."""
+        paths = (path for row, path in enumerate(self._manifest.paths()) if is_object_mask(path) and not named[row])
+        first = next(paths, None)
+        if first is not None:
+            more = sum(1 for _ in paths)
+            message = "no row names this mask" + (f", nor {more:,} more" if more else "")
+            self.problems.append(Problem("not-data", "noted", text(first), 0, f"{message}; passed over"))
+
+    def _object_masks(self, raw: bytes) -> tuple[Part | None, ...]:
+        """Return where the files are that an image's masks are in; None for those that are not there."""
+        draft, _ = Aside[Said].value_of(raw)
+        file = draft.file.encode("utf-8", "surrogateescape")
+        above = [file[:at] for at in range(len(file), 0, -1) if file[at - 1 : at] == b"/"]
+        parts: list[Part | None] = []
+        for name in files_of(draft):
+            path = name.encode("utf-8", "surrogateescape")
+            places = [place + below + path for place in (*above, b"") for below in (_MASKS, b"")]
+            places += [folder + path.rpartition(b"/")[2] for folder in self.layout.object_masks or ()]
+            row = next((row for row in map(self._manifest.find, places) if row is not None), None)
+            parts.append(None if row is None else self._part(row, self._manifest.entry(row)))
+        return tuple(parts)
 
     def _part(self, row: int, entry: Entry) -> Part:
         return Part(row, entry.size_bytes, object=object_id(self._manifest.object_ref(entry)))

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import io
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
 from datacache import api
 from datacache.annotations.formats import json_stream, open_images
+from datacache.annotations.formats.mask_images import files_of, with_masks, write_mask
 from datacache.annotations.layout import detect
 from datacache.annotations.model import Annotation, Box, Draft
-from datacache.annotations.shapes.outline import Extra
+from datacache.annotations.pairing import is_image, is_object_mask
+from datacache.annotations.shapes.mask import decode, encode
+from datacache.annotations.shapes.outline import Extra, Mask
 from datacache.core.errors import AnnotationError
 from datacache.settings import Settings
 from tests.annotations.folders import Folder
-from tests.annotations.shapes import cases
+from tests.annotations.shapes import bitmaps, cases
 
 # As on the page "Data Formats" of Open Images V7.
 BOXES = """ImageID,Source,LabelName,Confidence,XMin,XMax,YMin,YMax,IsOccluded,IsTruncated,IsGroupOf,IsDepiction,IsInside
@@ -33,6 +39,11 @@ fffc6543b32da1dd,machine,"/m/odd, one",1
 """
 CLASSES = '/m/07j7r,Tree\n/m/01yrx,"Cat, domestic"\n'
 NAMES = {"/m/07j7r": "Tree", "/m/01yrx": "Cat, domestic"}
+
+
+MASKS = """MaskPath,ImageID,LabelName,BoxID,BoxXMin,BoxXMax,BoxYMin,BoxYMax,PredictedIoU,Clicks
+000026e7ee790996_m01yrx_5e4b1e1d.png,000026e7ee790996,/m/01yrx,5e4b1e1d,0.439756,0.572466,0.264153,0.435122,0.8,0 1 1
+"""
 
 
 def parse(text: str) -> tuple[dict[str, Annotation], list[tuple[str, str, int]]]:
@@ -146,12 +157,126 @@ def test_any_boxes_are_the_same_there_and_back(drawn: list[tuple[str, ...]], wid
     assert b"".join(open_images.write_boxes([annotation._replace(boxes=again[0] if again else ())], {})) == data
 
 
+@pytest.mark.parametrize(
+    ("path", "is_mask"),
+    [
+        ("train-masks-0/000026e7ee790996_m01yrx_5e4b1e1d.png", True),
+        ("000026e7ee790996_m04_sv_5e4b1e1d.png", True),
+        ("x/masks/train/a b/c_c12_n0000000.png", True),
+        ("masks/a_m01yrx_5e4b1e1d.png", True),
+        ("images/a_m01yrx_5e4b1e1d.png", False),
+        ("masks/a_b.png", False),
+        ("masks/with_mask_00000001.png.jpg", False),
+        ("masks/a_1_20240101.png", False),
+    ],
+)
+def test_masks_are_told_from_images_by_their_names(path: str, is_mask: bool) -> None:
+    assert is_object_mask(path.encode()) == is_mask == (not is_image(path.encode()))
+
+
+def png(pixels: Any, mode: str = "") -> bytes:
+    image, file = Image.fromarray(np.array(pixels)), io.BytesIO()
+    (image.convert(mode) if mode else image).save(file, "PNG")
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "RGB", "RGBA", "P", "I;16"])
+def test_any_pixel_but_0_is_the_object(mode: str) -> None:
+    (draft, _), *_ = open_images.parse(MASKS.encode(), "f", {}).images
+    assert files_of(draft) == ["000026e7ee790996_m01yrx_5e4b1e1d.png"]
+    pixels = [[0, 0, 255], [0, 255, 255]]
+    data = png(np.array(pixels, np.uint16)) if mode == "I;16" else png(np.array(pixels, np.uint8), mode)
+    found, problems = with_masks(draft, [data], 3, 2)
+    mask = found.boxes[0].extra.outline if found.boxes[0].extra else None
+    assert isinstance(mask, Mask)
+    assert decode(mask, (0, 0, 3, 2)).tolist() == [[0, 0, 1], [0, 1, 1]]
+    assert problems == []
+
+
+@pytest.mark.parametrize(
+    ("data", "code"),
+    [
+        (None, "mask-missing"),
+        (b"GIF89a", "mask-broken"),
+        (png([[False, False]]), "mask-broken"),
+        (png([[True], [True], [True]]), "mask-size"),
+    ],
+)
+def test_a_mask_that_cannot_be_used_leaves_the_box(data: bytes | None, code: str) -> None:
+    (draft, _), *_ = open_images.parse((MASKS + MASKS.splitlines()[1]).encode(), "f", {}).images
+    found, (problem, *more) = with_masks(draft, [data], 20, 10)
+    assert [box.extra for box in found.boxes] == [None, None]
+    assert (problem.code, problem.action, problem.line, more) == (code, "repaired", 2, [])
+
+
+def test_a_mask_of_another_resolution_is_resampled_and_many_pixels_are_too_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    head, row = MASKS.splitlines()
+    rows = (row.replace("5e4b1e1d.png", f"{n:08x}.png") for n in range(3))
+    (draft, _), *_ = open_images.parse("\n".join([head, *rows]).encode(), "f", {}).images
+    monkeypatch.setattr("datacache.annotations.formats.mask_images.MAX_PIXELS", 15)
+    large = png([[True, True, False, False], [True, True, False, False]])
+    found, problems = with_masks(draft, [large] * 3, 2, 1)
+    masks = [box.extra.outline if box.extra else None for box in found.boxes]
+    assert masks == [encode(np.array([[True, False]]), 0, 0, 2, 1)] * 2 + [None]
+    assert [(problem.code, problem.action) for problem in problems] == [
+        ("mask-size", "noted"),
+        ("shape-too-large", "repaired"),
+    ]
+
+
+@st.composite
+def masked(draw: st.DrawFn) -> Annotation:
+    """An image whose objects have masks, or none."""
+    first = draw(bitmaps().filter(np.any))
+    height, width = first.shape
+    boxes = []
+    for n in range(draw(st.integers(1, 4))):
+        bits = draw(st.lists(st.booleans(), min_size=width * height, max_size=width * height))
+        pixels = np.array(bits).reshape(height, width) if n else first
+        own = draw(st.sampled_from([(), (("BoxID", "0000000a"),), (("Clicks", "a,b;"), ("PredictedIoU", "0.5"))]))
+        outline = encode(pixels, 0, 0, width, height) if pixels.any() else None
+        # Two objects of one box are one to every reader.
+        edges = [0, 0, width * draw(st.integers(1, 8)) / 8, height * (n + 1) / 8]
+        label = draw(st.sampled_from(["a", "b/c", "d\ne"]))
+        boxes.append(Box(label, *map(float, edges), attributes=own, extra=Extra(outline) if outline else None))
+    ids = [dict(box.attributes).get("BoxID", n) for n, box in enumerate(boxes)]
+    assume(len(set(ids)) == len(ids))
+    return Annotation("x/y", width, height, tuple(boxes))
+
+
+@cases
+@given(masked())
+def test_any_masks_are_the_same_there_and_back(drawn: Annotation) -> None:
+    ids = {"a": "/m/01", "d e": "/m/0_2"}
+    named, files = open_images.name_masks(drawn, "train/", ids, {})
+    assert all(is_object_mask(path.encode()) for path, _ in files)
+    assert len(dict(files)) == len(files)
+    data = b"".join(open_images.write_masks([named], ids))
+    found = open_images.parse(data, "f", {"/m/01": "a", "/m/0_2": "d e"})
+    there = {f"{path.removeprefix('masks/')}": write_mask(mask) for path, mask in files}
+    again = []
+    for draft, problems in found.images:
+        scaled = open_images.scaled(draft, drawn.width, drawn.height)
+        read, more = with_masks(scaled, [there[name] for name in files_of(scaled)], drawn.width, drawn.height)
+        assert problems + more == []
+        again += [box._replace(line=0) for box in read.boxes]
+    expected = (box._replace(label=box.label.replace("\n", " ")) for box in drawn.boxes if box.extra or box.attributes)
+    assert again == list(expected)
+
+
 @settings(deadline=None, max_examples=200)
 @given(st.binary(max_size=200) | st.text(alphabet='a,"\n01.', max_size=80).map(str.encode))
 def test_any_bytes_give_drafts_or_our_error(data: bytes) -> None:
     with suppress(AnnotationError):
         open_images.parse_classes(data, "f")
-    for begin in (b"", BOXES.partition("\n")[0].encode() + b"\n", LABELS.partition("\n")[0].encode() + b"\n"):
+    for begin in (
+        b"",
+        BOXES.partition("\n")[0].encode() + b"\n",
+        LABELS.partition("\n")[0].encode() + b"\n",
+        MASKS.partition("\n")[0].encode() + b"\n",
+    ):
         try:
             found = open_images.parse(begin + data, "f", {})
         except AnnotationError:
@@ -220,6 +345,59 @@ def test_a_data_set_is_the_same_there_and_back(tmp_path: Path, settings: Setting
     left = {(problem.code, problem.action) for problem in coco.report.problems}
     # An image that has labels alone says nothing of objects.
     assert left == {("label-absent", "noted"), ("details-left-out", "changed"), ("image-unannotated", "skipped")}
+
+
+def test_masks_are_read_of_their_images_and_written(tmp_path: Path, settings: Settings) -> None:
+    folder = tmp_path / "set"
+    for path in ("train/000026e7ee790996", "train/a_c0_n0000000"):
+        (folder / "images" / path).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (40, 20)).save(folder / "images" / f"{path}.png")
+    pixels = np.zeros((20, 40), bool)
+    pixels[3:9, 18:22] = True
+    name = "000026e7ee790996_m01yrx_5e4b1e1d.png"
+    (folder / "train-masks-0").mkdir()
+    (folder / "train-masks-0" / name).write_bytes(png(pixels))
+    (folder / "train-masks-0" / name.replace("5e4b1e1d", "00000000")).write_bytes(png(pixels))
+    (folder / "train-annotations-bbox.csv").write_text(BOXES.replace(BOXES.splitlines()[3] + "\n", ""))
+    lost = MASKS.splitlines()[1].replace("5e4b1e1d", "ffffffff").replace("0.8", "")
+    (folder / "a-train-object-segmentation.csv").write_text(MASKS + lost.replace("0.439756", "0.1"))
+    (folder / "class-descriptions.csv").write_text(CLASSES)
+    first = api.create_snapshot("masked", folder.as_uri(), settings=settings).ref
+
+    def read(ref: str) -> dict[str, list[Box]]:
+        with api.open_annotations(ref, settings=settings) as (_, table):
+            return {
+                row.path.rpartition("/")[2]: [box._replace(line=0) for box in row.annotation.boxes]
+                for row in table.rows()
+                if row.annotation
+            }
+
+    tree, cat, other = read(first)["000026e7ee790996.png"]
+    assert (tree.extra, cat.occluded, cat.extra) == (
+        Extra(author="activemil"),
+        True,
+        Extra(encode(pixels, 0, 0, 40, 20)),
+    )
+    assert dict(cat.attributes) == {
+        **dict.fromkeys(("IsInside", "IsTruncated"), "-1"),
+        "BoxID": "5e4b1e1d",
+        "PredictedIoU": "0.8",
+        "Clicks": "0 1 1",
+    }
+    assert (other.extra, other.attributes) == (None, (("BoxID", "ffffffff"), ("Clicks", "0 1 1")))
+    done = api.convert(first, to="open-images", name="again", settings=settings)
+    assert [(problem.code, problem.file) for problem in done.report.problems] == [
+        ("image-unannotated", "images/train/a_c0_n0000000.png"),
+        ("mask-missing", "train-annotations-bbox.csv"),
+        ("not-data", f"train-masks-0/{name.replace('5e4b1e1d', '00000000')}"),
+    ]
+    assert read(done.record.ref) == {"000026e7ee790996.png": [tree, cat, other]}
+    with api.open_snapshot(done.record.ref, settings) as snapshot:
+        assert "masks/train/000026e7ee790996_m01yrx_5e4b1e1d.png" in snapshot.paths()
+    again = api.convert(done.record.ref, to="open-images", name="third", settings=settings, strict=True)
+    assert again.report.problems == []
+    yolo = api.convert(first, to="yolo", name="yolo", settings=settings)
+    assert {"mask-boxed", "details-left-out"} <= yolo.report.counts.keys()
 
 
 def test_a_line_break_in_a_value_begins_no_row() -> None:

@@ -1,10 +1,10 @@
 """Masks as images: PNGs whose every pixel says an object or a class, as Pascal VOC has them beside its XML.
 
 `SegmentationObject/x.png` has the number of an object's place in its XML, from 1, and `SegmentationClass/x.png` the
-number of a class; 0 is the background and 255 what belongs to nothing (the border of an object). A list of classes with
-their colours is `labelmap.txt`, as CVAT and Datumaro write it; without one, classes are those of the challenge, or of
-`classes.txt`. Used by the readers and writers of formats. Pure, any thread; NumPy and Pillow are imported where there
-are masks.
+number of a class; 0 is the background and 255 what belongs to nothing (the border of an object). Open Images has a PNG
+an object, whose every pixel but 0 is the object's. A list of classes with their colours is `labelmap.txt`, as CVAT and
+Datumaro write it; without one, classes are those of the challenge, or of `classes.txt`. Used by the readers and writers
+of formats. Pure, any thread; NumPy and Pillow are imported where there are masks.
 
 Sources: the VOC devkit, `VOCdevkit_doc.pdf` and `VOClabelcolormap.m`; openvinotoolkit/datumaro, `data_formats/voc`.
 """
@@ -17,9 +17,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from datacache.annotations.classes import decode, unlisted
-from datacache.annotations.formats.geometry import MAX_MASK_PIXELS, ShapeError
+from datacache.annotations.formats.geometry import MAX_MASK_PIXELS, ShapeError, masked
 from datacache.annotations.image_header import read_header
-from datacache.annotations.model import Box, Draft, Problem, Problems, quote
+from datacache.annotations.model import Action, Box, Draft, Problem, Problems, quote
 from datacache.annotations.shapes.outline import NOTHING, Edges, Mask, in_common
 from datacache.core.errors import BrokenImageError
 
@@ -33,6 +33,8 @@ VOC_CLASSES: Final = (
 )
 # fmt: on
 VOID: Final = 255
+MAX_PIXELS: Final = 2**29
+"""Of the masks of one image that has a PNG an object."""
 _CHANNEL: Final = re.compile(r"\d{1,3}")
 _PIXELS_AT_ONCE: Final = 2**20
 Values = Any  # NDArray[np.uint8], rows of the image
@@ -237,6 +239,95 @@ def _commonest(objects: Values, kinds: Values | None) -> dict[int, int]:
         counts += np.bincount(pairs, minlength=65536).reshape(256, 256)
     counts[:, [0, VOID]] = 0
     return {n: int(counts[n].argmax()) for n in range(256) if counts[n].any()}
+
+
+def in_file(path: str) -> Mask:
+    """Return what stands for the mask in a file until it is read: the mask of no pixels."""
+    return Mask(path.encode("utf-8", "surrogateescape"), 0, 0)
+
+
+def file_of(box: Box) -> str:
+    """Return the path of the file that an object's mask is in; '' where it is in none, or was read."""
+    outline = box.extra.outline if box.extra else None
+    unread = isinstance(outline, Mask) and not outline.width
+    return outline[0].decode("utf-8", "surrogateescape") if outline is not None and unread else ""
+
+
+def files_of(draft: Draft) -> list[str]:
+    """Return the files that masks of an image are in, each once."""
+    return [path for path in dict.fromkeys(map(file_of, draft.boxes)) if path]
+
+
+def with_masks(
+    draft: Draft, images: Sequence[bytes | memoryview | None], width: int, height: int
+) -> tuple[Draft, list[Problem]]:
+    """Return a draft with the masks of its objects, given what `files_of` names. A mask of another size than the image
+    is resampled where its shape is the same. One problem for all objects of an image that have the same."""
+    files = dict(zip(files_of(draft), images, strict=True))
+    read: dict[str, Mask | None] = {}
+    wrong: dict[tuple[str, Action], list[tuple[str, int]]] = {}
+    left, boxes = MAX_PIXELS, []
+    for box in draft.boxes:
+        path, extra = file_of(box), box.extra
+        if not path or extra is None:
+            boxes.append(box)
+            continue
+        if path not in read:
+            try:
+                image = _object_image(files[path], left)
+                left -= image.width * image.height
+                read[path] = _object_mask(image, width, height)
+                if image.size != (width, height):
+                    message = f"{quote(path)} has {image.width} x {image.height} pixels and is resampled"
+                    wrong.setdefault(("mask-size", "noted"), []).append((message, box.line))
+            except ShapeError as exc:
+                read[path] = None
+                message = f"{quote(path)} {exc}; the object stays as its box"
+                wrong.setdefault((exc.code, "repaired"), []).append((message, box.line))
+        extra = extra._replace(outline=read[path])
+        boxes.append(box._replace(extra=None if extra == NOTHING else extra))
+    problems = []
+    for (code, action), objects in wrong.items():
+        message, line = objects[0]
+        more = f", and so of {len(objects) - 1:,} more" if len(objects) > 1 else ""
+        problems.append(Problem(code, action, draft.file, line, f"{draft.name}: {message}{more}"))
+    return draft._replace(boxes=tuple(boxes)), problems
+
+
+def _object_image(data: bytes | memoryview | None, most_pixels: int) -> PIL.Image.Image:
+    if data is None:
+        raise ShapeError("mask-missing", "is not in the snapshot")
+    if most_pixels <= 0:
+        raise ShapeError("shape-too-large", f"is one of more than {MAX_PIXELS:,} pixels together")
+    return open_png(data)
+
+
+def _object_mask(image: PIL.Image.Image, width: int, height: int) -> Mask:
+    import numpy as np
+
+    if abs(image.width * height - image.height * width) > max(*image.size, width, height):
+        raise ShapeError("mask-size", f"has {image.width} x {image.height} pixels for {width} x {height}")
+    pixels: Values = np.asarray(image)
+    if pixels.ndim == 3:
+        pixels = pixels[..., : 1 if image.mode == "LA" else 3].any(-1)
+    if image.size != (width, height):
+        rows = (np.arange(height) * 2 + 1) * image.height // (2 * height)
+        columns = (np.arange(width) * 2 + 1) * image.width // (2 * width)
+        pixels = pixels[rows][:, columns]
+    outline = masked(pixels != 0, 0, 0, width, height).outline
+    assert isinstance(outline, Mask)
+    return outline
+
+
+def write_mask(mask: Mask) -> bytes:
+    """Write the image of one object's mask, of one bit a pixel."""
+    import PIL.Image
+
+    from datacache.annotations.shapes import mask as masks
+
+    file = io.BytesIO()
+    PIL.Image.fromarray(masks.decode(mask, (0, 0, mask.width, mask.height))).save(file, "PNG")
+    return file.getvalue()
 
 
 def write_masks(

@@ -1,8 +1,9 @@
-"""Open Images: CSV files about many images, one of boxes and one of labels of whole images.
+"""Open Images: CSV files about many images, of boxes, of masks and of labels of whole images.
 
-Files are known by the columns they name, in any order. Coordinates are parts of the image's sides, so a draft is
-`relative` until the image is looked at. `LabelName` is an id (`/m/01yrx`) that `class-descriptions.csv` has a name of.
-Used by the annotation table and by conversions. Pure functions, any thread.
+Files are known by the columns they name, in any order. A mask is a PNG of its own, which a row names; the row has the
+box that the mask was drawn in, too, and is of the same object as the row of that box. Coordinates are parts of the
+image's sides, so a draft is `relative` until the image is looked at. `LabelName` is an id (`/m/01yrx`) that `class-
+descriptions.csv` has a name of. Used by the annotation table and by conversions. Pure functions, any thread.
 
 Source: storage.googleapis.com/openimages/web/download_v7.html, "Data Formats".
 """
@@ -11,19 +12,29 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, Final, NamedTuple
 
+from xxhash import xxh3_64_hexdigest
+
 from datacache.annotations.aside import Aside
 from datacache.annotations.check import clean_label
 from datacache.annotations.formats.json_stream import Data, in_utf8, read_lines
+from datacache.annotations.formats.mask_images import file_of, in_file
 from datacache.annotations.formats.values import parse_number
 from datacache.annotations.model import Annotation, Box, Draft, DraftFile, Problem, Problems, quote
-from datacache.annotations.shapes.outline import NOTHING
+from datacache.annotations.shapes.outline import NOTHING, Mask
 from datacache.core.errors import AnnotationError
 
 _SIDES: Final = ("XMin", "YMin", "XMax", "YMax")
+_MASK_SIDES: Final = tuple(f"Box{side}" for side in _SIDES)
+OF_MASKS: Final = ("BoxID", "PredictedIoU", "Clicks")
+_MASK_COLUMNS: Final = (
+    *("MaskPath", "ImageID", "LabelName", "BoxID", "BoxXMin", "BoxXMax", "BoxYMin", "BoxYMax"),
+    *OF_MASKS[1:],
+)
 _FLAGS: Final = ("IsTruncated", "IsOccluded")
 _MORE: Final = ("IsGroupOf", "IsDepiction", "IsInside")
 ATTRIBUTES: Final = (*_FLAGS, *_MORE)
@@ -34,13 +45,27 @@ _BOX_COLUMNS: Final = (
 _LABEL_COLUMNS: Final = ("ImageID", "Source", "LabelName", "Confidence")
 _USUAL_AUTHOR: Final = "xclick"
 MAX_CLASSES: Final = 1_000_000
+_BOX_ID: Final = re.compile("[0-9a-f]{8}")
+_LONGEST_NAME: Final = 255
+"""Bytes."""
+_SHORT_ID: Final = re.compile("/[a-z]/[0-9a-z]+")
 BOXES, LABELS, CLASSES = "annotations-bbox.csv", "annotations-human-imagelabels.csv", "class-descriptions.csv"
+MASKS, MASK_FOLDER = "annotations-object-segmentation.csv", "masks"
 
 
 def is_open_images(head: str) -> bool:
-    """Tell by the first line of a file whether it has boxes or labels of images."""
-    columns = set(_cells(head.removeprefix("\ufeff").partition("\n")[0].strip()))
-    return {"ImageID", "LabelName"} <= columns and bool(columns & {"XMin", "Confidence"})
+    """Tell by the first line of a file whether it has boxes, masks or labels of images."""
+    columns = _columns(head)
+    return {"ImageID", "LabelName"} <= columns and bool(columns & {"XMin", "Confidence", "MaskPath"})
+
+
+def has_masks(head: str) -> bool:
+    """Tell by the first line of such a file whether it has masks."""
+    return "MaskPath" in _columns(head)
+
+
+def _columns(head: str) -> set[str]:
+    return set(_cells(head.removeprefix("\ufeff").partition("\n")[0].strip()))
 
 
 def parse_classes(data: Data, file: str) -> tuple[dict[str, str], list[Problem]]:
@@ -72,7 +97,7 @@ def _parse_classes(data: Data, file: str) -> tuple[dict[str, str], list[Problem]
 
 
 def parse(data: Data, file: str, names: Mapping[str, str]) -> DraftFile:
-    """Read the boxes, or the labels, of each image, in the order of their first lines; `names` are those of classes.
+    """Read the boxes, masks or labels of each image, in the order of their first lines; `names` are those of classes.
 
     One image is in memory at once: images are put together when they are asked for. `AnnotationError` for a file that
     is no text, or without the columns that it must have."""
@@ -84,8 +109,9 @@ def _parse(data: Data, file: str, names: Mapping[str, str]) -> DraftFile:
     lines = read_lines(data, of_file)
     _, head = next(lines, (1, ""))
     places = {name: place for place, name in enumerate(_cells(head.strip()))}
-    boxes = "XMin" in places
-    missing = [name for name in ("ImageID", "LabelName", *(_SIDES if boxes else ("Confidence",))) if name not in places]
+    masks = "MaskPath" in places
+    sides = _MASK_SIDES if masks else _SIDES if "XMin" in places else ()
+    missing = [name for name in ("ImageID", "LabelName", *(sides or ("Confidence",))) if name not in places]
     if missing:
         raise AnnotationError(f"{file} has no column {missing[0]}", code="line-malformed", file=file, line=1)
     images = _ImagesOnDisk(file)
@@ -100,18 +126,19 @@ def _parse(data: Data, file: str, names: Mapping[str, str]) -> DraftFile:
         row = {name: cells[place] for name, place in places.items()}
         image = images.begin(row["ImageID"], number)
         label = names.get(row["LabelName"]) or row["LabelName"]
-        if not boxes:
+        if not sides:
             confidence = parse_number(row["Confidence"])
             absent += confidence == 0
             unsure += confidence not in (0, 1)
             image.labels.extend([label] if confidence != 0 else [])
             continue
-        edges = [parse_number(row[side]) for side in _SIDES]
+        edges = [parse_number(row[side]) for side in sides]
         if None in edges:
             message = f"a side of the box of {quote(label)} is no number; it is left out"
             image.problems.append(Problem("box-text", "skipped", file, number, message))
             continue
-        image.boxes.append(_box(label, [edge for edge in edges if edge is not None], row, number))
+        read = _masked if masks else _box
+        image.boxes.append(read(label, [edge for edge in edges if edge is not None], row, number))
     if absent:
         of_file.add("label-absent", "noted", f"{absent:,} labels of confidence 0 say what images do not show")
     if unsure:
@@ -201,6 +228,14 @@ def _box(label: str, edges: Sequence[float], row: Mapping[str, str], number: int
     )
 
 
+def _masked(label: str, edges: Sequence[float], row: Mapping[str, str], number: int) -> Box:
+    own = ((name, row.get(name, "")) for name in OF_MASKS)
+    kept = tuple(sorted((name, text) for name, text in own if text and (name != "BoxID" or _BOX_ID.fullmatch(text))))
+    x1, y1, x2, y2 = edges
+    extra = NOTHING._replace(outline=in_file(row["MaskPath"])) if row["MaskPath"] else None
+    return Box(label, x1, y1, x2, y2, attributes=kept, line=number, extra=extra)
+
+
 def scaled(draft: Draft, width: int, height: int) -> Draft:
     """Return a draft of an image of this size, in pixels."""
     boxes = (
@@ -227,6 +262,49 @@ def write_boxes(images: Iterable[Annotation], ids: Mapping[str, str]) -> Iterato
             score = "1" if extra.score is None else repr(extra.score)
             head = annotation.path, extra.author or _USUAL_AUTHOR, ids.get(box.label, box.label), score
             yield _line((*head, *sides, *shown, *(own.get(name, "0") for name in _MORE)))
+
+
+def write_masks(images: Iterable[Annotation], ids: Mapping[str, str]) -> Iterator[bytes]:
+    """Write the rows of masks, of images as `name_masks` gives them."""
+    yield _line(_MASK_COLUMNS)
+    for annotation in images:
+        across, down = _parts_of(annotation.width), _parts_of(annotation.height)
+        for box in annotation.boxes:
+            path, own = file_of(box), dict(box.attributes)
+            if path or not own.keys().isdisjoint(OF_MASKS):
+                sides = across(box.x1), across(box.x2), down(box.y1), down(box.y2)
+                name = path.removeprefix(f"{MASK_FOLDER}/")
+                id, *more = (own.get(name, "") for name in OF_MASKS)
+                yield _line((name, annotation.path, ids.get(box.label, box.label), id, *sides, *more))
+
+
+def name_masks(
+    annotation: Annotation, folder: str, ids: Mapping[str, str], classes: Mapping[str, int]
+) -> tuple[Annotation, list[tuple[str, Mask]]]:
+    """Return an image whose masks are in files, and these: the paths, below `folder` of all masks, and the masks. A
+    file's name has the class's id, or its number, and the object's."""
+    boxes, files, taken = [], [], set[str]()
+    for n, box in enumerate(annotation.boxes):
+        outline = box.extra.outline if box.extra else None
+        if box.extra is not None and isinstance(outline, Mask):
+            own = dict(box.attributes)
+            if own.get("BoxID", "") in taken or not _BOX_ID.fullmatch(own.get("BoxID", "")):
+                own["BoxID"] = f"n{n:07d}"
+            taken.add(own["BoxID"])
+            id = ids.get(box.label, "")
+            of_class = id.replace("/", "") if _SHORT_ID.fullmatch(id) else f"c{classes.get(box.label, 0)}"
+            name = f"{annotation.path}_{of_class}_{own['BoxID']}.png"
+            above, _, last = name.rpartition("/")
+            if len(last.encode("utf-8", "surrogateescape")) > _LONGEST_NAME:
+                name = (
+                    f"{above}/" * bool(above) + xxh3_64_hexdigest(last.encode("utf-8", "surrogateescape")) + last[-40:]
+                )
+            path = f"{MASK_FOLDER}/{folder}{name}"
+            files.append((path, outline))
+            extra = box.extra._replace(outline=in_file(path))
+            box = box._replace(extra=extra, attributes=tuple(sorted(own.items())))  # noqa: PLW2901
+        boxes.append(box)
+    return annotation._replace(boxes=tuple(boxes)), files
 
 
 def write_labels(images: Iterable[Annotation], ids: Mapping[str, str]) -> Iterator[bytes]:

@@ -37,7 +37,7 @@ class Mask(NamedTuple):
     counts: bytes
     """COCO's compressed run lengths, column by column; canonical: no run but the first is empty."""
     width: int
-    """Always that of the image, as is `height`."""
+    """Always that of the image, as is `height`. 0 while a reader knows the mask's file alone (`mask_images`)."""
     height: int
     listed: bool = False
     """The file has the run lengths as a list of numbers, and gets them so again."""

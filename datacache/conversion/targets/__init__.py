@@ -14,6 +14,7 @@ Used by the pipeline. A target knows paths and bytes, nothing of snapshots or st
     label-studio images/[SPLIT/]x.jpg  annotations/tasks[_SPLIT].json
     labelme      images/[SPLIT/]x.jpg and x.json
     open-images  images/[SPLIT/]x.jpg  annotations/[SPLIT-]annotations-bbox.csv, …imagelabels.csv
+                 masks/[SPLIT/]x_c0_n0000000.png, …-object-segmentation.csv          (where there are outlines)
     voc          JPEGImages/x.jpg  Annotations/x.xml  ImageSets/Main/SPLIT.txt
                  SegmentationClass/x.png  SegmentationObject/x.png  labelmap.txt    (where there are outlines)
 

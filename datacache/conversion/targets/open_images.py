@@ -1,10 +1,11 @@
-"""Open Images: a CSV of boxes and one of labels a split."""
+"""Open Images: a CSV of boxes, one of masks and one of labels a split, and an image of each mask."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
 from datacache.annotations.formats import open_images
+from datacache.annotations.formats.mask_images import write_mask
 from datacache.annotations.model import Annotation, Problem
 from datacache.conversion.model import stem
 from datacache.conversion.targets.base import About, File, Target
@@ -12,27 +13,36 @@ from datacache.conversion.targets.base import About, File, Target
 
 class OpenImages(Target):
     holds = frozenset(
-        {*("truncated", "occluded", "score", "author", "labels"), *map("attribute {}".format, open_images.ATTRIBUTES)}
+        {
+            *("mask", "truncated", "occluded", "score", "author", "labels"),
+            *map("attribute {}".format, (*open_images.ATTRIBUTES, *open_images.OF_MASKS)),
+        }
     )
     lists_paths = True
 
     def __init__(self, about: About) -> None:
         super().__init__(about)
         self._names = dict.fromkeys(about.classes)
-        self._labelled = False
+        self._labelled = self._masked = False
 
     def _add(self, annotation: Annotation, split: str, annotated: bool) -> tuple[Sequence[File], Sequence[Problem]]:
         name = stem(annotation.path.removeprefix(self.image_path("", split)))
-        self._kept.put((split, annotation._replace(path=name)))
+        named = annotation._replace(path=name)
+        named, masks = open_images.name_masks(named, f"{split}/" if split else "", self._about.identifiers, self._ids)
+        self._kept.put((split, named))
+        self._masked = self._masked or bool(masks)
         self._names.update(dict.fromkeys(annotation.labels))
         self._labelled = self._labelled or bool(annotation.labels)
-        return (), ()
+        return [(path, write_mask(mask)) for path, mask in masks], ()
 
     def _finish(self) -> Iterator[File]:
         ids = self._about.identifiers
         for split, kept in self._by_split():
             begin = f"annotations/{split}-" if split else "annotations/"
             yield begin + open_images.BOXES, b"".join(open_images.write_boxes(kept, ids))
+        for split, kept in self._by_split() if self._masked else ():
+            begin = f"annotations/{split}-" if split else "annotations/"
+            yield begin + open_images.MASKS, b"".join(open_images.write_masks(kept, ids))
         for split, kept in self._by_split() if self._labelled else ():
             begin = f"annotations/{split}-" if split else "annotations/"
             yield begin + open_images.LABELS, b"".join(open_images.write_labels(kept, ids))
