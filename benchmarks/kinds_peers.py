@@ -296,6 +296,8 @@ def _our_things(table: Any) -> Iterator[Thing]:
             told |= {"score": extra.score} if extra.score is not None else {}
             outline, kind = extra.outline, "box"
             numbers: tuple[tuple[float, ...], ...] = ((box.x1, box.y1, box.x2, box.y2),)
+            if outline is not None and table.meta["format"] == "open-images":  # which has the two in files of their own
+                yield Thing(image, kind, box.label, numbers, details(**told))
             if isinstance(outline, Polygon):
                 numbers = tuple(pairs(unpack(ring)) for ring, _ in rings(outline))
                 kind = "polygon" if len(numbers) == 1 else "parts"
