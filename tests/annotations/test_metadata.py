@@ -42,7 +42,20 @@ def test_labels_are_strings_numbers_or_lists_of_them() -> None:
         Draft("metadata.jsonl", "f.jpg", line=5),
     ]
     assert not any(problems for _, problems in found.images)
-    assert (found.problems, found.classes) == ([], ())
+    assert [problem[:4] for problem in found.problems] == [("classes-missing", "noted", "metadata.jsonl", 2)]
+    assert (found.problems[0].message[:22], found.classes) == ("2 labels are numbers, ", ())
+
+
+def test_whole_numbers_are_classes_however_they_are_written() -> None:
+    objects = {"bbox": [[1, 2, 3, 4]] * 3, "categories": [0, 1.0, "2"]}
+    found = parse(lines({"file_name": "a.jpg", "label": [7.0, 1.5], "objects": objects}), "m")
+    [(draft, problems)] = found.images
+    assert (draft.labels, [box.label for box in draft.boxes]) == (("7",), ["0", "1", "2"])
+    assert [problem.code for problem in problems] == ["entry-malformed"]
+    assert [(problem.code, problem.message[:20]) for problem in found.problems] == [
+        ("classes-missing", "3 labels are numbers")
+    ]
+    assert parse(lines({"file_name": "a.jpg", "label": "0"}), "m").problems == []
 
 
 def test_what_is_wrong_is_left_out_and_reported_with_its_line() -> None:

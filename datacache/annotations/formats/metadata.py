@@ -14,8 +14,9 @@ from typing import Final
 
 from datacache.annotations.formats.geometry import side
 from datacache.annotations.formats.json_stream import Data, in_utf8, read_lines
-from datacache.annotations.formats.values import JSON, displayed, kind, to_number, to_text
+from datacache.annotations.formats.values import JSON, displayed, kind, to_id, to_number, to_text
 from datacache.annotations.model import Annotation, Box, Draft, DraftFile, Problem, Problems, quote
+from datacache.core.counters import count
 
 NAME: Final = b"metadata.jsonl"
 """The file's name, in any folder; its `file_name`s are relative to that folder."""
@@ -39,6 +40,7 @@ def parse(data: Data, file: str) -> DraftFile:
 
 def _parse(data: Data, file: str) -> DraftFile:
     of_file = Problems(file)
+    numbers: list[int] = []
     found: dict[str, tuple[int, list[str], list[str], list[Box], Problems]] = {}
     for number, line in read_lines(data, of_file):
         entry = _entry(line, number, of_file) if line.strip() else None
@@ -52,8 +54,9 @@ def _parse(data: Data, file: str) -> DraftFile:
             problems.add("image-repeated", "noted", message, number)
         given = entry.get("label")
         for label in given if isinstance(given, list) else [given]:
-            if isinstance(label, (str, int)) and not isinstance(label, bool):
-                labels.append(str(label))
+            text = _label(label, number, numbers)
+            if text is not None:
+                labels.append(text)
             elif label is not None:
                 message = f"the label {quote(to_text(label))} is neither a string nor a number; it is left out"
                 problems.add("entry-malformed", "skipped", message, number)
@@ -64,14 +67,28 @@ def _parse(data: Data, file: str) -> DraftFile:
             elif text is not None:
                 message = f"the text {quote(to_text(text))} is no string; it is left out"
                 problems.add("entry-malformed", "skipped", message, number)
-        boxes += _boxes(entry.get("objects"), number, problems)
+        boxes += _boxes(entry.get("objects"), number, numbers, problems)
+    if numbers:
+        many = count(len(numbers), "label is a number", "labels are numbers")
+        message = f"{many}, whose names no file says; they are called so, and --map 0=NAME names them"
+        of_file.add("classes-missing", "noted", message, numbers[0])
     images: list[tuple[Draft, list[Problem]]] = []
     for name, (number, labels, captions, boxes, problems) in found.items():
         images.append((Draft(file, name, 0, 0, tuple(boxes), tuple(labels), number, tuple(captions)), problems))
     return DraftFile(images, of_file, ())
 
 
-def _boxes(objects: JSON, line: int, problems: Problems) -> Iterator[Box]:
+def _label(value: JSON, line: int, numbers: list[int]) -> str | None:
+    """Return a label; of a whole number its digits, and its line in `numbers`. None for anything else."""
+    if isinstance(value, str):
+        return value
+    id = to_id(value)
+    if id is not None:
+        numbers.append(line)
+    return id
+
+
+def _boxes(objects: JSON, line: int, numbers: list[int], problems: Problems) -> Iterator[Box]:
     """Yield the boxes of an image."""
     if not isinstance(objects, dict):
         if objects is not None:
@@ -83,13 +100,21 @@ def _boxes(objects: JSON, line: int, problems: Problems) -> Iterator[Box]:
         problems.add("entry-malformed", "skipped", message, line)
         return
     for sides, label in zip(boxes, labels, strict=True):
-        numbers = [to_number(value) for value in sides] if isinstance(sides, list) and len(sides) == 4 else [None]
-        if None in numbers:
+        found = [to_number(value) for value in sides] if isinstance(sides, list) and len(sides) == 4 else [None]
+        if None in found:
             message = f"the box of {quote(to_text(label))} is {displayed(sides)}, not x, y, width, height; left out"
             problems.add("box-text", "skipped", message, line)
             continue
-        x, y, width, height = (number or 0.0 for number in numbers)
-        yield Box("" if label is None else to_text(label), x, y, x + width, y + height, line=line)
+        x, y, width, height = (number or 0.0 for number in found)
+        shown = _label(label, line, numbers)
+        yield Box(
+            ("" if label is None else to_text(label)) if shown is None else shown,
+            x,
+            y,
+            x + width,
+            y + height,
+            line=line,
+        )
 
 
 def _entry(line: str, number: int, problems: Problems) -> dict[str, JSON] | None:
