@@ -118,6 +118,8 @@ class Draft(NamedTuple):
     captions: tuple[str, ...] = ()
     relative: bool = False
     """Coordinates are parts of the image's sides."""
+    subset: str = ""
+    """The folder that `name` begins with where that is a subset of CVAT, whose images may lie without it."""
 
 
 class DraftFile(NamedTuple):

@@ -102,26 +102,29 @@ class NamedImages:
         self._places: dict[bytes, tuple[bytes, ...]] = {}
         self._pairing = Pairing(manifest, b".json")
 
-    def named(self, name: str, file: bytes) -> Named | None:
+    def named(self, name: str, file: bytes, subset: str = "") -> Named | None:
         """Find the image that the file at `file` calls `name`; None where there is none, or no single one.
 
         Tried in this order, and each with the leading folders of the name dropped one by one: the folder of the file,
         folders of images beside it and above it (those of the file's own split first), and at last every folder of
         images, where the name must be in one alone. Where a folder of the name is there, the image is in it or is
         missing. An image in the folder of another split is never meant; where no folder is named after a split, the
-        split in a name (a subset of CVAT) is none either. A name may be without its extension.
+        split in a name is none either, nor is a `subset` of CVAT. A name may be without its extension.
         """
         try:
             raw = name.encode("utf-8", "surrogateescape")
         except UnicodeEncodeError:  # JSON can hold halves of characters; no path of a snapshot does
             return None
-        found = self._find(raw, file) or (self._find(raw.replace(b"\\", b"/"), file) if b"\\" in raw else None)
+        folder = subset.encode("utf-8", "replace")
+        found = self._find(raw, file, folder)
+        if found is None and b"\\" in raw:
+            found = self._find(raw.replace(b"\\", b"/"), file, folder)
         if found is not None or is_image(raw):
             return found
-        spelled = (self._find(raw + extension, file) for extension in _EXTENSIONS)
+        spelled = (self._find(raw + extension, file, folder) for extension in _EXTENSIONS)
         return next((named for named in spelled if named is not None), None)
 
-    def _find(self, name: bytes, file: bytes) -> Named | None:
+    def _find(self, name: bytes, file: bytes, subset: bytes) -> Named | None:
         parts = [part for part in _DRIVE.sub(b"", name).split(b"/") if part not in (b"", b".", b"..")]
         if not parts:
             return None
@@ -147,8 +150,8 @@ class NamedImages:
             row = self._fitting(place + parts[-1], split)
             if row is not None:
                 same_kind = len(parts) > 1 and {parts[-2], place[:-1].rpartition(b"/")[2]} <= _IMAGE_FOLDERS
-                of_split = len(parts) == 2 and not self._split_folders and split_of_name(parts[0])
-                return Named(row, END if same_kind or of_split else BY_NAME, whole)
+                of_split = parts[0] == subset or (not self._split_folders and split_of_name(parts[0]))
+                return Named(row, END if same_kind or (len(parts) == 2 and of_split) else BY_NAME, whole)
         rows = (self._fitting(folder + parts[-1], split) for folder in self._folders)
         found = [row for row in rows if row is not None]
         return Named(found[0], BY_NAME, whole) if len(found) == 1 else None
@@ -219,7 +222,7 @@ class Drafts:
         claims = self._claims
         for draft, problems in images:
             said = self._said.put((draft, tuple(problems)))
-            named = self._named.named(draft.name, file)
+            named = self._named.named(draft.name, file, draft.subset)
             if named is None:
                 self._lose(said)
                 continue

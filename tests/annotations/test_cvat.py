@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from datacache.annotations.formats import cvat
+from datacache.annotations.formats import cvat, geometry
 from datacache.annotations.model import Annotation, Box, Draft, DraftFile
 from datacache.annotations.shapes import mask as masks
 from datacache.annotations.shapes.clip import box_around
@@ -273,6 +273,15 @@ def test_files_that_cannot_be_used_are_refused(data: bytes, code: str) -> None:
     assert (caught.value.code, caught.value.file) == (code, FILE)
 
 
+@pytest.mark.parametrize("element", ["<a/>", "<image/>", "<image name=''/>", "<image name='a'/>"])
+@pytest.mark.parametrize("inner", ["%s", '<image name="a" width="9" height="9">%s</image>'])
+def test_elements_that_hold_nothing_are_not_read_by_the_million(element: str, inner: str) -> None:
+    few = document(inner % (element * 20_000))
+    assert len(cvat.parse(few, FILE).images) <= 20_000
+    with pytest.raises(AnnotationError, match=r"more than [\d,]+ elements up to here"):
+        cvat.parse(document(inner % (element * 150_000)), FILE)
+
+
 def test_an_image_without_a_name_or_a_size() -> None:
     found = cvat.parse(document('<image id="0" width="3" height="3"/>'), FILE)
     assert ([p.code for p in found.problems], found.images) == (["image-unnamed"], [])
@@ -332,7 +341,7 @@ def test_few_bytes_do_not_make_millions_of_points(inner: str) -> None:
 
 
 def test_masks_of_a_file_are_looked_at_up_to_a_number_of_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cvat, "_MASK_PIXELS", 0)
+    monkeypatch.setattr(geometry, "_MASK_PIXELS", 0)
     mask = '<mask label="a" rle="0,810000" left="0" top="0" width="900" height="900"/>'
     draft, problems = one(image(mask, mask, size='width="900" height="900"'))
     assert (len(draft.boxes), problems) == (0, ["shape-too-large skipped"] * 2)
@@ -345,6 +354,14 @@ def test_a_drawing_without_an_end_takes_no_time(drawn: str) -> None:
     found = cvat.parse(document("", f"<meta><task><labels>{labels}</labels></task></meta>"), FILE)
     assert found.skeletons == {"s": Skeleton(("p",))}
     assert list(cvat.subsets(b"<image " * 100_000)) == []
+
+
+def test_subsets_are_told_up_to_where_a_file_is_broken() -> None:
+    given = """<annotations><!-- <image name="no" subset="x"/> --><image subset='A&amp;B' name="a.jpg"/>
+    <meta><![CDATA[<image name="no" subset="x"/>]]></meta><image name="ü &gt; c" subset="t"><image"""
+    for encoding in ("utf-8", "utf-16"):
+        assert list(cvat.subsets(given.encode(encoding))) == [("a.jpg", "A&B"), ("ü > c", "t")]
+    assert list(cvat.subsets(b'<!DOCTYPE a [<!ENTITY b "c">]><annotations><image name="a" subset="b"/>')) == []
 
 
 def test_files_from_strangers_take_neither_memory_nor_time() -> None:

@@ -14,11 +14,22 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import datacache
-from datacache.annotations.formats import label_studio
+from datacache.annotations.formats import geometry, label_studio
 from datacache.annotations.model import Annotation, Box, Draft
 from datacache.annotations.shapes import mask as masks
 from datacache.annotations.shapes.clip import box_around
-from datacache.annotations.shapes.outline import Extra, Keypoints, Mask, Polygon, Rotated, Skeleton, area, pack, unpack
+from datacache.annotations.shapes.outline import (
+    NOTHING,
+    Extra,
+    Keypoints,
+    Mask,
+    Polygon,
+    Rotated,
+    Skeleton,
+    area,
+    pack,
+    unpack,
+)
 from datacache.core.errors import AnnotationError
 from datacache.settings import Settings
 from tests.annotations.shapes import bitmaps, cases, hundredths, points_within
@@ -143,6 +154,25 @@ def test_a_brush_is_read_bit_by_bit() -> None:
     assert isinstance(found.extra.outline, Mask)
     assert masks.decode(found.extra.outline, (0, 0, 3, 2)).tolist() == [[False] * 3, [True] * 3]
     assert found[1:5] == (0, 1, 3, 2)
+
+
+@pytest.mark.parametrize(
+    ("by", "author"), [(7, "7"), ({"id": 7, "email": None}, "7"), ("ann", "ann"), (None, ""), (True, "")]
+)
+def test_an_author_may_be_an_id(by: Any, author: str) -> None:
+    (draft,), problems = parsed(task(annotations=[{"result": [box()], "completed_by": by}]))
+    assert ((draft.boxes[0].extra or NOTHING).author, problems) == (author, [])
+
+
+def test_brushes_of_a_file_are_decoded_up_to_a_number_of_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(geometry, "_MASK_PIXELS", 3006)
+    monkeypatch.setattr(geometry, "_MASK_PIXELS_A_BYTE", 0)
+    small = region("brushlabels", format="rle", rle=BRUSH) | {"original_width": 3, "original_height": 2}
+    bomb = [*int(f"{4 * 3000:032b}{7:05b}{0:012b}{15:04b}{0:03b}", 2).to_bytes(7)]
+    large = region("brushlabels", format="rle", rle=bomb) | {"original_width": 3000, "original_height": 1}
+    found, problems = parsed(task(large), task(small), task(large))
+    assert [len(draft.boxes) for draft in found] == [0, 1, 0]
+    assert problems == ["mask-broken skipped 1", "shape-too-large skipped 3"]
 
 
 @pytest.mark.parametrize(

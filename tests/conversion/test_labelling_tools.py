@@ -87,6 +87,16 @@ def test_frames_are_no_other_images(names: tuple[str, ...], tmp_path: Path, make
     assert "frames-in-order" not in {p.code for p in table.problems()}
 
 
+def test_images_of_a_subset_of_any_name_may_lie_without_its_folder(tmp_path: Path, make: Make, read) -> None:
+    draw(tmp_path / "s", "images/a.png", "images/b.png", "images/two/c.png", "images/c.png")
+    image = '<image name="{}" subset="{}" width="64" height="48"><tag label="x"></tag></image>'
+    images = "".join(image.format(*pair) for pair in (("a.png", "one"), ("b.png", "one"), ("c.png", "two")))
+    (tmp_path / "s" / "annotations.xml").write_text(f"<annotations><version>1.1</version>{images}</annotations>")
+    table, found = read(make(tmp_path / "s"))
+    assert [a.path for a in found if a.labels] == ["images/a.png", "images/b.png", "images/two/c.png"]
+    assert list(table.problems()) == []
+
+
 def test_subsets_are_splits_where_no_folders_are(tmp_path: Path, make: Make, settings: Settings, number: int) -> None:
     draw(tmp_path / "s", "images/a&b.png", "images/b.png", "images/c.png")
     image = '<image name="{}" subset="{}" width="64" height="48"><tag label="x"></tag></image>'

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from html import unescape
 from typing import Final, NoReturn
 from xml.parsers import expat
 
@@ -32,7 +31,7 @@ from datacache.annotations.formats.cvat_shapes import (
     text_of,
     unescaped,
 )
-from datacache.annotations.formats.geometry import MAX_MASK_PIXELS, MAX_POINTS, Geometry, ShapeError, around
+from datacache.annotations.formats.geometry import MAX_POINTS, Geometry, MaskBudget, ShapeError, around
 from datacache.annotations.formats.json_stream import Data
 from datacache.annotations.formats.values import parse_number
 from datacache.annotations.model import Action, Annotation, Box, Draft, DraftFile, Problem, Problems, quote
@@ -45,15 +44,13 @@ MAX_ELEMENTS: Final = 10_000_000
 MAX_FRAMES: Final = 1_000_000
 MAX_MADE: Final = 2**18
 """Points that are made where the file has none: of a track between its shapes, and of keypoints that are not there."""
-_MASK_PIXELS, _MASK_PIXELS_A_BYTE = 2**28, 1024
-"""The pixels of all masks together, and those that each byte of the file adds: a row of a large mask is a few bytes."""
+_ELEMENTS, _BYTES_AN_ELEMENT = 20_000, 24
+"""Elements that say something have so many bytes each, and a file may have so many more elements than that gives."""
 _PIECE: Final = 2**20
 """Fed to expat at once: of an element that is not complete it looks at all bytes again each time."""
 _DRAWN: Final = re.compile(r"<(?:line|circle)\b[^<>]*>")
 _DRAWN_DATA: Final = re.compile(r'\bdata-(node-from|node-to|node-id|label-name)="([^"]*)"')
 _FRAME: Final = re.compile(r"frame_\d{6,9}\.")
-_IMAGE: Final = re.compile(rb"<image\b[^<>]*>")
-_GIVEN: Final = re.compile(rb'\b(name|subset)="([^"]*)"')
 
 
 def parse(data: Data, file: str, classes: Sequence[str] = ()) -> DraftFile:
@@ -68,11 +65,28 @@ def is_frame(name: str) -> bool:
 
 
 def subsets(data: bytes) -> Iterator[tuple[str, str]]:
-    """Yield the name and the subset of each image that has one; of a file that is not yet known to be one of CVAT's."""
-    for tag in _IMAGE.findall(data):
-        given = {name: unescape(text.decode("utf-8", "replace")) for name, text in _GIVEN.findall(tag)}
-        if b"name" in given and given.get(b"subset"):
-            yield given[b"name"], given[b"subset"]
+    """Yield the name and the subset of each image that has one, up to where the file cannot be read."""
+    found: list[tuple[str, str]] = []
+
+    def start(tag: str, given: Attributes) -> None:
+        if tag == "image" and given.get("name") and given.get("subset"):
+            found.append((given["name"], given["subset"]))
+
+    def refuse(*_: object) -> NoReturn:
+        raise expat.ExpatError
+
+    parser = expat.ParserCreate()
+    parser.StartElementHandler = start
+    parser.EntityDeclHandler = parser.SkippedEntityHandler = refuse
+    try:
+        for at in range(0, len(data), _PIECE):
+            parser.Parse(data[at : at + _PIECE], False)
+            yield from found
+            found.clear()
+            if at + _PIECE - parser.CurrentByteIndex > MAX_TAG_BYTES:
+                return
+    except expat.ExpatError:
+        yield from found
 
 
 class _CvatReader:
@@ -84,7 +98,8 @@ class _CvatReader:
         self._path: list[str] = []
         self._text: list[str] = []
         self._elements = self._made = 0
-        self._pixels_left = 0.0
+        self._most_elements = 0
+        self._masks = MaskBudget(0)
         self._images: list[tuple[Draft, list[Problem]]] = []
         self._frames: dict[int, tuple[list[Box], list[str], Problems]] = {}
         self._problems = self._of_file
@@ -114,9 +129,10 @@ class _CvatReader:
         parser.EndElementHandler = self._end
         parser.CharacterDataHandler = self._text.append
         parser.EntityDeclHandler = parser.SkippedEntityHandler = self._refuse_entity
-        self._pixels_left = _MASK_PIXELS + _MASK_PIXELS_A_BYTE * len(data)
+        self._masks = MaskBudget(len(data))
         try:
             for at in range(0, len(data), _PIECE):
+                self._most_elements = min(_ELEMENTS + (at + _PIECE) // _BYTES_AN_ELEMENT, MAX_ELEMENTS)
                 parser.Parse(bytes(data[at : at + _PIECE]), False)
                 if at + _PIECE - parser.CurrentByteIndex > MAX_TAG_BYTES:
                     self._refuse("file-too-large", f"a tag has more than {MAX_TAG_BYTES:,} bytes")
@@ -142,8 +158,8 @@ class _CvatReader:
         self._text.clear()
         self._elements += 1
         depth = len(path)
-        if depth > MAX_DEPTH or self._elements > MAX_ELEMENTS:
-            limit = f"{MAX_DEPTH} levels" if depth > MAX_DEPTH else f"{MAX_ELEMENTS:,} elements"
+        if depth > MAX_DEPTH or self._elements > self._most_elements:
+            limit = f"{MAX_DEPTH} levels" if depth > MAX_DEPTH else f"{self._most_elements:,} elements up to here"
             self._refuse("file-too-large", f"the file has more than {limit}")
         if depth == 1 and tag != "annotations":
             self._refuse("not-cvat", f"the file is no CVAT XML: its root element is <{tag[:60]}>")
@@ -227,7 +243,7 @@ class _CvatReader:
         width, height = (self._pixels(given, side) for side in ("width", "height"))
         placed = f"{subset}/{name}" if subset and not name.startswith(f"{subset}/") else name
         draft = Draft(self._file, placed, width, height, tuple(self._boxes), tuple(self._labels), self._line)
-        self._images.append((draft, problems))
+        self._images.append((draft._replace(subset=subset), problems))
 
     def _pixels(self, given: Mapping[str, str], side: str) -> int:
         text = given.get(side, "0")
@@ -295,7 +311,7 @@ class _CvatReader:
             return
         try:
             if tag == "mask":
-                self._count_pixels(given)
+                self._masks.spend(number_of(given, "width") * number_of(given, "height"))
             found = self._skeleton(label, shape.nodes) if read is None else read(given, self._image)
         except ShapeError as exc:
             report(exc.code, "skipped", f"the {tag} {quote(label)} {exc}; the object is left out")
@@ -334,13 +350,6 @@ class _CvatReader:
         self._made += points
         if self._made > MAX_MADE:
             self._refuse("file-too-large", f"more than {MAX_MADE:,} points would have to be made that the file has not")
-
-    def _count_pixels(self, given: Attributes) -> None:
-        """Count the pixels of a mask before they are looked at."""
-        pixels = number_of(given, "width") * number_of(given, "height")
-        self._pixels_left -= pixels if 0 < pixels <= MAX_MASK_PIXELS else 0
-        if self._pixels_left < 0:
-            raise ShapeError("shape-too-large", "and those before it have more pixels than masks of such a file")
 
     def _refuse(self, code: str, message: str) -> NoReturn:
         raise AnnotationError(message, code=code, file=self._file, line=self._parser.CurrentLineNumber)

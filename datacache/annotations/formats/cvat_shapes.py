@@ -12,7 +12,6 @@ from html import escape, unescape
 from typing import Any, Final, NamedTuple
 
 from datacache.annotations.formats.geometry import (
-    MAX_MASK_PIXELS,
     MAX_POINTS,
     Geometry,
     ShapeError,
@@ -133,8 +132,6 @@ def _read_mask(given: Mapping[str, str], image: Mapping[str, str]) -> Geometry:
         raise ShapeError("mask-broken", "has a place or a size that is no whole number")
     if not (0 <= left < left + width <= whole[0] and 0 <= top < top + height <= whole[1]):
         raise ShapeError("mask-size", "reaches beyond its image")
-    if width * height > MAX_MASK_PIXELS:
-        raise ShapeError("shape-too-large", f"has a mask of more than {MAX_MASK_PIXELS:,} pixels")
     text = given.get("rle", "")
     try:
         runs = np.fromstring(text, np.int64, sep=",")

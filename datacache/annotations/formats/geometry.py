@@ -17,6 +17,8 @@ MAX_MASK_PIXELS: Final = 2**25
 """Of a mask's own rectangle."""
 ROUND_POINTS: Final = 64
 """Of the polygon that a circle or an ellipse becomes."""
+_MASK_PIXELS, _MASK_PIXELS_A_BYTE = 2**28, 1024
+"""The pixels of all masks of a file, and those that each of its bytes adds: a row of a large mask is a few bytes."""
 _ON_EDGE: Final = 0.5
 """Points that span no area get a box that goes so far beyond them."""
 
@@ -35,6 +37,21 @@ class ShapeError(Exception):
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
         self.code = code
+
+
+class MaskBudget:
+    """Counts the pixels of a file's masks before they are decoded: a few bytes can stand for millions."""
+
+    def __init__(self, file_bytes: int) -> None:
+        self._left = _MASK_PIXELS + _MASK_PIXELS_A_BYTE * file_bytes
+
+    def spend(self, pixels: float) -> None:
+        """Count a mask. `ShapeError` where it is too large, or those before it have used up what there is."""
+        if pixels > MAX_MASK_PIXELS:
+            raise ShapeError("shape-too-large", f"has a mask of more than {MAX_MASK_PIXELS:,} pixels")
+        if pixels > self._left:
+            raise ShapeError("shape-too-large", "and those before it have more pixels than masks of such a file")
+        self._left -= int(pixels) if pixels > 0 else 0
 
 
 def masked(pixels: Any, left: int, top: int, width: int, height: int) -> Geometry:

@@ -24,9 +24,9 @@ from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 from datacache.annotations.aside import Aside
 from datacache.annotations.formats.geometry import (
-    MAX_MASK_PIXELS,
     MAX_POINTS,
     Geometry,
+    MaskBudget,
     ShapeError,
     around,
     ellipse,
@@ -35,7 +35,7 @@ from datacache.annotations.formats.geometry import (
     turned,
 )
 from datacache.annotations.formats.json_stream import Data, JsonFile, PassedOver
-from datacache.annotations.formats.values import JSON, displayed, to_number, to_text
+from datacache.annotations.formats.values import JSON, displayed, to_id, to_number, to_text
 from datacache.annotations.model import Annotation, Box, Draft, DraftFile, Problem, Problems
 from datacache.annotations.model import quote as quoted
 from datacache.annotations.pairing import is_image
@@ -75,7 +75,7 @@ def parse(data: Data, file: str, classes: Sequence[str] = ()) -> DraftFile:
         raise AnnotationError(f"{file} is no list of tasks", code="not-label-studio", file=file)
     of_file = Problems(file)
     orders: dict[str, dict[str, None]] = {}
-    found = Aside[_Kept]()
+    found, budget = Aside[_Kept](), MaskBudget(len(data))
     for number, task in enumerate(tasks.elements(""), 1):
         content = task.get("data") if isinstance(task, dict) else None
         if not isinstance(task, dict) or not isinstance(content, dict):
@@ -86,7 +86,7 @@ def parse(data: Data, file: str, classes: Sequence[str] = ()) -> DraftFile:
         if not name:
             of_file.add("image-unnamed", "skipped", "a task has no image; it is left out", number)
             continue
-        reader = _TaskReader(file, number, orders)
+        reader = _TaskReader(file, number, orders, budget)
         if reader.read(task):
             found.put(reader.kept(name))
     images = _Images(found, orders)
@@ -108,8 +108,8 @@ def _image_name(value: JSON) -> str:
 class _TaskReader:
     """Reads one task."""
 
-    def __init__(self, file: str, number: int, orders: dict[str, dict[str, None]]) -> None:
-        self._file, self._number, self._orders = file, number, orders
+    def __init__(self, file: str, number: int, orders: dict[str, dict[str, None]], budget: MaskBudget) -> None:
+        self._file, self._number, self._orders, self._budget = file, number, orders, budget
         self.problems = Problems(file)
         self._size = (0, 0)
         self._boxes: list[tuple[Box, dict[str, tuple[float, float, int]]]] = []
@@ -122,7 +122,8 @@ class _TaskReader:
         if annotation is None:
             return False
         by = annotation.get("completed_by")
-        author = by.get("email") if isinstance(by, dict) else by
+        ids = (by.get("email"), by.get("id")) if isinstance(by, dict) else (by,)
+        author = next(filter(None, map(to_id, ids)), "")
         groups: dict[str, list[Result]] = {}
         for n, result in enumerate(annotation["result"]):
             if isinstance(result, dict) and isinstance(result.get("value"), dict):
@@ -138,7 +139,7 @@ class _TaskReader:
                 children.append((parent, region))
             else:
                 points: dict[str, tuple[float, float, int]] = {}
-                if self._take(region, results, score, author if isinstance(author, str) else "", points):
+                if self._take(region, results, score, author, points):
                     parents[id] = points
         for parent, region in children:
             self._take_point(region, parents.get(parent))
@@ -235,6 +236,8 @@ class _TaskReader:
         width, height = (int(side) if side is not None and 1 <= side <= 2**31 else 0 for side in sides)
         if not width or not height:
             raise ShapeError("size-text", "does not say the size of its image")
+        if "rle" in region["value"]:
+            self._budget.spend(width * height)
         found = _read(region["value"], width, height)
         if found.keypoints is not None and _meta(region).get("visible") == 1:
             found = found._replace(keypoints=found.keypoints._replace(visible=b"\1"))
@@ -358,8 +361,8 @@ def _read_brush(given: JSON, width: int, height: int) -> Geometry:
         data = bytes(given) if isinstance(given, list) else b""  # of a number, `bytes` makes as many
     except (TypeError, ValueError):
         raise ShapeError("mask-broken", "has no run lengths of bytes") from None
-    if len(data) > MAX_BRUSH or width * height > MAX_MASK_PIXELS:
-        raise ShapeError("shape-too-large", f"has more than {MAX_BRUSH:,} bytes, or {MAX_MASK_PIXELS:,} pixels")
+    if len(data) > MAX_BRUSH:
+        raise ShapeError("shape-too-large", f"has a brush of more than {MAX_BRUSH:,} bytes")
     bits, at = f"{int.from_bytes(data):0{8 * len(data)}b}", 0
 
     def take(count: int) -> int:
