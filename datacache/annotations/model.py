@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Final, Literal, NamedTuple
 
 from datacache.annotations.shapes.outline import Extra, Skeleton
-from datacache.core.errors import AnnotationError, BrokenImageError
+from datacache.core.errors import AnnotationError, BrokenImageError, DatacacheError
 
 
 class Format(NamedTuple):
@@ -183,6 +183,7 @@ PROBLEMS: Final[dict[str, str]] = {
     "not-labelme": "The JSON has no list of shapes",
     "not-cvat": "The XML is none of CVAT's",
     "list-missing": "A COCO file has no list of annotations or of categories",
+    "unforeseen": "datacache itself fails at the file or the image",
     "entry-malformed": "What should describe an image, an object or a category does not",
     "line-malformed": "A line is too long, or has too few or too many columns",
     "image-unnamed": "An entry of an image has no usable name or id, or the id of another image",
@@ -287,6 +288,16 @@ def unusable_file(error: AnnotationError, image: str = "") -> Problem:
     """Return the problem of an annotation file that cannot be used, nor can the one `image` that it is of."""
     left_out = f"the file and {quote(image)} are left out" if image else "the file is left out"
     return Problem(error.code, "skipped", error.file, error.line, f"{error.message}; {left_out}")
+
+
+def unforeseen(error: Exception, file: str, left_out: str) -> Problem:
+    """Return the problem of a file, or an image, at which code of ours failed. Raise `error` where it is of something
+    else: of a store, of what is asked for, or of memory."""
+    if isinstance(error, (DatacacheError, OSError, MemoryError)):
+        raise error
+    found = quote(f"{type(error).__name__}: {error}")
+    message = f"datacache failed at this file ({found}); {left_out} left out. Please report it with the file"
+    return Problem("unforeseen", "skipped", file, 0, message)
 
 
 def broken_image(path: str, error: BrokenImageError) -> Problem:

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from PIL import ExifTags
 
 from datacache.annotations.image_header import ImageHeader, read_header
-from datacache.annotations.model import Annotation, Problem
+from datacache.annotations.model import Annotation, Problem, unforeseen
 from datacache.annotations.shapes.outline import Skeleton
 from datacache.catalog.objects import ObjectWriter, Stored
 from datacache.conversion.model import Image, Report, stem
@@ -138,6 +138,8 @@ class _Worker:
         except AnnotationError as exc:
             message = f"{exc.message}; the image is left out"
             return (Problem(exc.code or "image-broken", "skipped", annotation.path, 0, message),), []
+        except Exception as exc:  # noqa: BLE001 - one image must not end the work on all
+            return (unforeseen(exc, annotation.path, "the image is"),), []
         put, threads = self._objects.put, self._threads.get()
         return tuple(problems), [(result.annotation, threads.submit(put, result.data)) for result in results]
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from hashlib import blake2b
+from itertools import chain, islice
 from typing import Any, NamedTuple
 
 from datacache.annotations.aside import Aside
@@ -30,7 +31,9 @@ from datacache.annotations.model import (
     Problem,
     broken_image,
     image_that_goes_on,
+    quote,
     truncated_image,
+    unforeseen,
     unusable_file,
 )
 from datacache.annotations.pairing import choose_image
@@ -245,8 +248,16 @@ class _Reader:
     def work(self, task: _Task) -> EncodedRange:
         """Return the rows of a range."""
         each = [(self._image(item), item.annotation, *item.masks) for item in task.items]
-        data = self._files.read(part for parts in each for part in parts if part is not None)
-        rows = [self._row(item, data) for item in task.items]
+        parts = [[part for part in parts if part is not None] for parts in each]
+        data = self._files.read(chain.from_iterable(parts))
+        rows = []
+        for item, its in zip(task.items, parts, strict=True):
+            own = islice(data, len(its))
+            try:
+                rows.append(self._row(item, own))
+            except Exception as exc:  # noqa: BLE001 - one image must not end the reading of all
+                rows.append(_failed(item, exc))
+            deque(own, 0)  # what a failure has left
         self._files.done()
         return encode_range(rows, task.key)
 
@@ -373,6 +384,15 @@ class _Reader:
             problems += ambiguous
         problems += found
         return draft
+
+
+def _failed(item: Item, error: Exception) -> Row:
+    """Return the row of an image that cannot be used, as `error` says. Raise it where it is not of the image."""
+    if isinstance(error, AnnotationError):
+        problem = unusable_file(error, item.path)
+    else:
+        problem = unforeseen(error, item.file or item.path, f"{quote(item.path)} is")
+    return Row(None, item.path, (problem,))
 
 
 def _encode(path: str) -> bytes:

@@ -17,7 +17,7 @@ from xxhash import xxh3_64_intdigest
 from datacache.annotations.classes import class_order, spelled_alike
 from datacache.annotations.formats.metadata import is_metadata
 from datacache.annotations.image_header import jpeg_end
-from datacache.annotations.model import Action, Annotation, Problem, quote, truncated_image
+from datacache.annotations.model import Action, Annotation, Problem, quote, truncated_image, unforeseen
 from datacache.catalog.base import Catalog
 from datacache.catalog.commit import check_target, commit_manifest
 from datacache.catalog.objects import NewFiles, ObjectWriter
@@ -319,7 +319,11 @@ def _write(
         wanted = target.relative(_relative(annotation.path), image.split, annotation.labels)
         relative, problems = names.give(wanted, image, below=image.dataset if target.of_objects else "")
         path = target.image_path(relative, image.split)
-        placed = fit(annotation, target.holds, report.problems)._replace(path=path)
+        try:
+            placed = fit(annotation, target.holds, report.problems)._replace(path=path)
+        except Exception as exc:  # noqa: BLE001 - one image must not end the conversion of all
+            report.problems.append(unforeseen(exc, annotation.source or image.path, f"{quote(image.path)} is"))
+            continue
         own, more = target.add(placed, image.split, annotated=image.annotated)
         report.problems += (*problems, *more)
         yield files.refer(entry._replace(path=path.encode("utf-8", "surrogateescape")))

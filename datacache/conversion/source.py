@@ -33,7 +33,7 @@ from datacache.annotations.formats.mask_images import file_of, files_of
 from datacache.annotations.formats.metadata import is_metadata
 from datacache.annotations.image_header import HEAD_BYTES, TAIL_BYTES
 from datacache.annotations.layout import Layout, detect, read_class_list, read_mask_classes, text
-from datacache.annotations.model import FORMATS, Box, Draft, DraftFile, Problem, quote, unusable_file
+from datacache.annotations.model import FORMATS, Box, Draft, DraftFile, Problem, quote, unforeseen, unusable_file
 from datacache.annotations.pairing import (
     Pairing,
     file_split,
@@ -592,6 +592,9 @@ class AnnotationSource:
                 found = _PARSERS[self.format](data, name, self.classes)
         except AnnotationError as exc:
             self.problems.append(unusable_file(exc))
+            return []
+        except Exception as exc:  # noqa: BLE001 - what is no error of a store is a mistake of ours
+            self.problems.append(unforeseen(exc, name, "the file is"))
             return []
         self.problems += found.problems
         self.skeletons = {**found.skeletons, **self.skeletons}

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import pkgutil
 import shutil
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from datacache import api
 from datacache.annotations.model import Annotation
 from datacache.annotations.table.table import Table
-from datacache.core.errors import ObjectChangedError, UsageError
+from datacache.conversion import source
+from datacache.core.errors import ObjectChangedError, StoreUnavailableError, UsageError
 from datacache.settings import Settings
 from tests.promises import promise
 
@@ -134,6 +137,47 @@ def test_coco_and_its_problems_are_read_too(faces: Path, make: Make, table: Call
     problems = [(problem.code, problem.action) for problem in found.problems()]
     assert problems == [("annotation-without-image", "skipped"), ("box-clipped", "repaired")]
     assert found.images == 30
+
+
+@pytest.mark.parametrize("failing", ["datacache.annotations.formats.voc.parse", "datacache.conversion.index.check"])
+def test_an_image_at_which_the_reader_fails_is_named_and_all_others_are_read(
+    failing: str, faces: Path, make: Make, table: Callable[..., Table], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ref = make(faces)
+    expected = [row for row in table(ref).rows() if row.path != "JPEGImages/000007.jpg"]
+    works = pkgutil.resolve_name(failing)
+
+    def fails(*args: Any, **options: Any) -> object:
+        if "Annotations/000007.xml" in args or "JPEGImages/000007.jpg" in args:
+            raise RecursionError("too deep")
+        return works(*args, **options)
+
+    monkeypatch.setattr(failing, fails)
+    found = table(ref, trust_sizes=True)
+    assert [row for row in found.rows() if row.path != "JPEGImages/000007.jpg"] == expected
+    (problem,) = found.problems()
+    assert problem[:4] == ("unforeseen", "skipped", "Annotations/000007.xml", 0)
+    assert "RecursionError: too deep" in problem.message
+    assert "'JPEGImages/000007.jpg' is left out" in problem.message
+
+
+def test_what_fails_at_a_list_is_a_problem_of_that_file_and_no_error_of_a_store_is(
+    faces: Path, make: Make, table: Callable[..., Table], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error: Exception = ValueError("what is this")
+
+    def fails(*_args: object) -> object:
+        raise error
+
+    monkeypatch.setitem(source._PARSERS, "coco", fails)
+    shutil.rmtree(faces / "Annotations")
+    (faces / "annotations.json").write_text('{"images": [], "annotations": [], "categories": []}')
+    ref = make(faces)
+    (problem,) = table(ref).problems()
+    assert problem[:4] == ("unforeseen", "skipped", "annotations.json", 0)
+    error = StoreUnavailableError("gone")
+    with pytest.raises(StoreUnavailableError):
+        table(ref, format="coco")
 
 
 def test_large_images_are_known_by_their_ends(tmp_path: Path, make: Make, table: Callable[..., Table]) -> None:

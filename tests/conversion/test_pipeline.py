@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pkgutil
 import re
 import shutil
 import signal
@@ -57,6 +58,34 @@ def test_images_in_folders_of_classes_are_refused_with_what_reads_them(
     with pytest.raises(ConversionError) as caught:
         convert(make(faces))
     assert "--classes-from-folders" in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("failing", "options"),
+    [("datacache.conversion.pipeline.fit", {}), ("datacache.conversion.images.apply", {"flip": "h"})],
+)
+def test_an_image_at_which_a_step_fails_is_named_and_all_others_are_written(
+    failing: str,
+    options: dict[str, str],
+    faces: Path,
+    make: Make,
+    convert: Callable[..., Conversion],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    works = pkgutil.resolve_name(failing)
+
+    def fails(*args: object) -> object:
+        if "000007" in repr(args):
+            raise IndexError("no such place")
+        return works(*args)
+
+    monkeypatch.setattr(failing, fails)
+    done = convert(make(faces), **options)
+    assert done.report.written == done.report.images - 1
+    (problem,) = (each for each in done.report.problems if each.code == "unforeseen")
+    assert "000007" in problem.file
+    assert problem.action == "skipped"
+    assert "IndexError: no such place" in problem.message
 
 
 def independent_labels(folder: Path) -> dict[str, list[str]]:
