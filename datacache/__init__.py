@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from datacache.api import create_tasks as create_tasks
     from datacache.api import dataset_access as dataset_access
     from datacache.api import dedupe as dedupe
+    from datacache.api import diff as diff
     from datacache.api import diff_snapshots as diff_snapshots
     from datacache.api import drain_node as drain_node
     from datacache.api import evict as evict

@@ -44,7 +44,20 @@ def test_a_snapshot_is_read_by_path_and_shows_no_internals(ref: str, settings: S
         with pytest.raises(FileNotFoundError):
             snapshot["missing"]
         offered = {name for name in dir(snapshot) if not name.startswith("__")}
-        assert offered == {"close", "open", "paths", "read", "read_range", "record", "ref", "scan", "stat", "view"}
+        assert offered == {
+            "close",
+            "open",
+            "paths",
+            "read",
+            "read_range",
+            "record",
+            "ref",
+            "scan",
+            "stat",
+            "view",
+            "filter",
+            "show",
+        }
         assert all(hasattr(snapshot, name) for name in offered)
 
 

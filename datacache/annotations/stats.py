@@ -16,6 +16,7 @@ from datacache.annotations.table.columns import as_float64
 from datacache.annotations.table.ranges import ANNOTATED, UNUSABLE, box_sizes, count_kinds
 from datacache.annotations.table.shapes import SHAPED
 from datacache.annotations.table.table import ProblemCount, Table
+from datacache.core.html import html_table
 
 if TYPE_CHECKING:
     import numpy as np
@@ -79,6 +80,11 @@ class Statistics:
     box_aspects: Sequence[int]
     """Boxes in each bin of `ASPECT_EDGES`, likewise."""
     problems: Sequence[ProblemCount]
+
+    def _repr_html_(self) -> str:
+        rows = [(each.label, each.images, each.boxes) for each in self.classes]
+        caption = f"{self.images:,} images, {self.boxes:,} objects, {sum(p.times for p in self.problems):,} problems"
+        return html_table(rows, ("class", "images", "objects"), caption=caption)
 
     def as_json(self) -> dict[str, Any]:
         """Return the statistics as `dsctl stats --json` prints them."""

@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from datacache.api.node import start_failure as start_failure
     from datacache.api.node import unpin as unpin
     from datacache.api.node import warm as warm
+    from datacache.api.notebooks import diff as diff
     from datacache.api.opening import open_bucket as open_bucket
     from datacache.api.opening import open_catalog as open_catalog
     from datacache.api.opening import open_mounted as open_mounted

@@ -12,6 +12,7 @@ from contextlib import ExitStack, closing
 from os import PathLike
 from typing import TYPE_CHECKING
 
+from datacache.api.notebooks import PicturedSnapshot
 from datacache.catalog.base import Catalog
 from datacache.catalog.open import open_catalog_url
 from datacache.catalog.refs import resolve
@@ -36,7 +37,7 @@ def open_catalog(settings: Settings | None = None) -> Catalog:
     return open_catalog_url(settings.catalog, blob_cache_dir=settings.home)
 
 
-def open_snapshot(ref: str, settings: Settings | None = None) -> Snapshot:
+def open_snapshot(ref: str, settings: Settings | None = None) -> PicturedSnapshot:
     """Open `NAME@TAG`, `NAME@ID`, `NAME@latest` or `NAME` for reading.
 
     The reference is resolved once: a tag that moves later does not change what an open snapshot reads. Thread-safe,
@@ -58,21 +59,22 @@ def _opened(
     stack: ExitStack,
     *,
     reopen: Callable[..., Snapshot],
-) -> Snapshot:
+) -> PicturedSnapshot:
     """Make the snapshot, which from then on owns what `stack` would close."""
     blocks = NodeBlocks(settings, catalog.get_blobs, dataset=record.dataset, snapshot=record.id)
     stack.callback(blocks.close)
-    return Snapshot(
+    return PicturedSnapshot(
         record,
         manifest,
         blocks,
+        settings=settings,
         reopen=(reopen, (f"{record.dataset}@{record.id}", settings)),
         on_close=stack.pop_all().close,
         is_listed=lambda: catalog.snapshot(record.dataset, record.id) is not None,
     )
 
 
-def open_mounted(ref: str, settings: Settings | None = None) -> Snapshot:
+def open_mounted(ref: str, settings: Settings | None = None) -> PicturedSnapshot:
     """Open what was mounted before, as `open_snapshot` does: `NAME@ID` with the whole id also after the snapshot was
     removed from the catalog, for as long as garbage collection leaves its manifest.
 

@@ -21,6 +21,7 @@ from datacache.annotations.split_lists import ListedSplits
 from datacache.catalog.objects import Stored
 from datacache.catalog.refs import check_tag
 from datacache.core.errors import UsageError
+from datacache.core.html import html_table
 from datacache.manifest.model import Entry
 
 if TYPE_CHECKING:
@@ -94,6 +95,10 @@ class Report:
     def counts(self) -> dict[str, int]:
         """Code → problems."""
         return dict(sorted(Counter(problem.code for problem in self.problems).items()))
+
+    def _repr_html_(self) -> str:
+        rows = [("images", self.written), ("objects", self.boxes), *self.splits.items()]
+        return html_table([*rows, *((code, times) for code, times in self.counts.items())], caption="conversion")
 
     def as_json(self) -> dict[str, Any]:
         """Return the report as `dsctl convert --json` prints it."""

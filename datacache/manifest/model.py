@@ -154,6 +154,13 @@ class SnapshotRecord:
         """Return the immutable name `dataset@id`, with the id as short as `dsctl` prints it."""
         return f"{self.dataset}@{self.id[:12]}"
 
+    def _repr_html_(self) -> str:
+        from datacache.core.html import html_table
+
+        made = " ".join([self.lineage.command, *self.lineage.inputs]) if self.lineage else self.origin
+        rows = [("files", self.files), ("bytes", self.total_bytes), ("created", self.created_at), ("made from", made)]
+        return html_table([*rows, *([("message", self.message)] if self.message else [])], caption=self.ref)
+
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetRecord:

@@ -1,0 +1,186 @@
+"""Data sets where people look at them: in a notebook, or as a picture from Python.
+
+    snap = datacache.open_snapshot("mask@v3")
+    snap.show(where="count('no_mask') > 1")      # a picture of some of these images, with what is annotated
+    snap.filter(labels=["no_mask"])              # a list of images; a notebook shows a table and a picture
+    datacache.diff("mask@v2", "mask@v3").show()  # what was there before in grey, what is there now in colour
+
+Annotations are read when they are first asked for. Any thread.
+"""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections import Counter
+from collections.abc import Iterable
+from contextlib import closing
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Unpack
+
+from datacache.api.options import QueryOptions
+from datacache.core.counters import count
+from datacache.core.errors import UsageError
+from datacache.core.html import html_table
+from datacache.manifest.model import SnapshotRecord
+from datacache.reader.snapshot import Snapshot
+from datacache.settings import Settings, load_settings
+
+if TYPE_CHECKING:
+    from datacache.annotations.comparison import Changed
+    from datacache.annotations.table.table import ImageSummary
+
+_ROWS = 20
+_SHOWN = 8
+
+
+class ShownPicture:
+    """A PNG that a notebook shows. `data` are its bytes."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+
+    def __repr__(self) -> str:
+        return f"<picture of {len(self.data):,} bytes: save('grid.png') writes it>"
+
+    def _repr_png_(self) -> bytes:
+        return self.data
+
+    def save(self, path: str | Path) -> None:
+        """Write the picture into a file."""
+        Path(path).write_bytes(self.data)
+
+
+class ImageList(list["ImageSummary"]):
+    """Images of a snapshot: path, width, height, number of objects, and numbers by label."""
+
+    def __init__(self, ref: str, settings: Settings, images: Iterable[ImageSummary]) -> None:
+        super().__init__(images)
+        self.ref = ref
+        self._settings = settings
+
+    @property
+    def paths(self) -> list[str]:
+        return [image.path for image in self]
+
+    def show(self, n: int = 16) -> ShownPicture:
+        """Draw the first `n`. `UsageError` where there are none."""
+        from datacache.api.annotations import preview
+
+        if not self:
+            raise UsageError(f"no image of {self.ref} fits: there is nothing to draw", hint="Ask for less.")
+        return ShownPicture(preview(self.ref, paths=self.paths[:n], settings=self._settings))
+
+    def _repr_html_(self) -> str:
+        rows = [(image.path, f"{image.width}x{image.height}", _by_label(image.labels)) for image in self[:_ROWS]]
+        caption = count(len(self), "image") + (f", the first {_ROWS}" if len(self) > _ROWS else "") + f" of {self.ref}"
+        table = html_table(rows, ("image", "size", "labels"), caption=caption)
+        return table + (_embedded(self.show(_SHOWN)) if self else "")
+
+
+class PicturedSnapshot(Snapshot):
+    """A snapshot of the catalog, which can find and draw its images by what is annotated in them."""
+
+    def __init__(self, *parts: Any, settings: Settings, **more: Any) -> None:
+        super().__init__(*parts, **more)
+        self._settings = settings
+
+    def filter(self, **wanted: Unpack[QueryOptions]) -> ImageList:
+        """Return the images that fit, in the order of their paths. The options are those of `query`: `labels`,
+        `any_label`, `min_objects`, `max_objects`, `where`. `UsageError` for a condition that cannot be understood."""
+        from datacache.api.annotations import query
+
+        return ImageList(self.ref, self._settings, query(self.ref, settings=self._settings, **wanted))
+
+    def show(self, n: int = 16, **wanted: Unpack[QueryOptions]) -> ShownPicture:
+        """Draw the first `n` images, or of those that fit (see `filter`). `UsageError` where there are none."""
+        from datacache.api.annotations import preview
+
+        if wanted:
+            return self.filter(**wanted).show(n)
+        return ShownPicture(preview(self.ref, n=n, settings=self._settings))
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), "filter", "show"]
+
+    def _repr_html_(self) -> str:
+        return self.record._repr_html_()
+
+
+class AnnotationDiff:
+    """The images whose annotations differ between two snapshots."""
+
+    def __init__(
+        self, records: tuple[SnapshotRecord, SnapshotRecord], images: list[Changed], settings: Settings
+    ) -> None:
+        self.before, self.after = records
+        self.images = images
+        self._settings = settings
+
+    def objects(self) -> dict[str, dict[str, int]]:
+        """Return how many objects of each label were `added`, `removed`, `moved`, `relabelled` or `edited`; the label
+        is the one they have now, or had."""
+        counts: dict[str, Counter[str]] = {}
+        for image in self.images:
+            for change in image.objects():
+                box = change.after or change.before
+                assert box is not None
+                counts.setdefault(change.kind, Counter())[box.label] += 1
+        return {kind: dict(sorted(found.items())) for kind, found in sorted(counts.items())}
+
+    def show(self, n: int = 16) -> ShownPicture:
+        """Draw the first `n` images that differ: what was there before in grey, what is there now in colour.
+        `UsageError` where there are none."""
+        from datacache.annotations.pictures.preview import Picture, preview
+        from datacache.api.opening import open_snapshot
+
+        if not self.images:
+            raise UsageError(f"{self.before.ref} and {self.after.ref} are annotated the same: there is nothing to draw")
+        pictures = []
+        refs = [f"{record.dataset}@{record.id}" for record in (self.before, self.after)]
+        with open_snapshot(refs[0], self._settings) as old, open_snapshot(refs[1], self._settings) as new:
+            for image in self.images[:n]:
+                holder = new if image.path in new else old
+                then, now = (row.annotation if row is not None else None for row in (image.before, image.after))
+                note = "added" if image.before is None else "removed" if image.after is None else ""
+                pictures.append(Picture(image.path, holder.read(image.path), now, then, note))
+        subtitle = f"{len(pictures):,} of {count(len(self.images), 'image')} that differ from {self.before.ref}"
+        return ShownPicture(preview(pictures, title=self.after.ref, subtitle=subtitle))
+
+    def __repr__(self) -> str:
+        return f"<AnnotationDiff {self.before.ref} → {self.after.ref}: {count(len(self.images), 'image')}>"
+
+    def _repr_html_(self) -> str:
+        rows = [(kind, sum(found.values()), _by_label(found)) for kind, found in self.objects().items()]
+        caption = f"{self.before.ref} → {self.after.ref}: {count(len(self.images), 'image')} annotated otherwise"
+        table = html_table(rows, ("objects", "number", "labels"), caption=caption)
+        return table + (_embedded(self.show(_SHOWN)) if self.images else "")
+
+
+def diff(before: str, after: str = "", *, settings: Settings | None = None) -> AnnotationDiff:
+    """Compare the annotations of two snapshots; with one reference, of it with its parent's.
+
+    `SnapshotNotFoundError`; `UsageError` without a parent, or where the annotations' format cannot be told.
+    """
+    from datacache.annotations.comparison import compare
+    from datacache.api.annotations import open_annotations
+    from datacache.api.opening import open_catalog
+    from datacache.catalog.refs import compare as compare_files
+
+    settings = settings or load_settings()
+    with closing(open_catalog(settings)) as catalog:
+        old, new, _ = compare_files(catalog, before, after)
+    refs = (f"{record.dataset}@{record.id}" for record in (old, new))
+    with (
+        open_annotations(next(refs), settings=settings) as (_, one),
+        open_annotations(next(refs), settings=settings) as (_, two),
+    ):
+        return AnnotationDiff((old, new), list(compare(one, two)), settings)
+
+
+def _by_label(counts: dict[str, int]) -> str:
+    return ", ".join(f"{label} {number:,}" for label, number in islice(counts.items(), _ROWS))
+
+
+def _embedded(picture: ShownPicture) -> str:
+    return f'<img alt="images with what is annotated" src="data:image/png;base64,{b64encode(picture.data).decode()}">'
