@@ -21,7 +21,7 @@ from PIL import Image
 
 import datacache
 from datacache import api
-from datacache.annotations.model import Problem
+from datacache.annotations.model import Annotation, Problem
 from datacache.conversion.pipeline import Conversion
 from datacache.core.errors import ConversionError, UsageError
 from datacache.reader.snapshot import Snapshot
@@ -75,7 +75,7 @@ def test_an_image_at_which_a_step_fails_is_named_and_all_others_are_written(
     works = pkgutil.resolve_name(failing)
 
     def fails(*args: object) -> object:
-        if "000007" in repr(args):
+        if any(isinstance(each, Annotation) and "000007" in each.path for each in args):
             raise IndexError("no such place")
         return works(*args)
 
