@@ -17,7 +17,6 @@ from hashlib import blake2b
 from itertools import chain, islice
 from typing import Any, NamedTuple
 
-from datacache.annotations.aside import Aside
 from datacache.annotations.check import check, same_object
 from datacache.annotations.formats import labelme, voc, yolo
 from datacache.annotations.formats.mask_images import add_masks, with_masks
@@ -42,7 +41,7 @@ from datacache.annotations.table.ranges import Row
 from datacache.annotations.table.table import KEY_BYTES, EncodedRange, Table, TableBuilder, encode_range
 from datacache.catalog.base import Catalog
 from datacache.conversion.parallel import ordered_map
-from datacache.conversion.source import AnnotationSource, Data, Files, Item, Part, Said
+from datacache.conversion.source import AnnotationSource, Data, Files, Item, Part, SaidAside
 from datacache.core.cores import cores
 from datacache.core.errors import AnnotationError, BrokenImageError, UsageError
 from datacache.manifest.codec import ends_range
@@ -347,7 +346,7 @@ class _Reader:
         draft = None if raw is None else self._parsed(item, raw, header, problems)
         if not item.draft or (draft is None and problems):
             return draft
-        listed, found = Aside[Said].value_of(item.draft)
+        listed, found = SaidAside.value_of(item.draft)
         problems += found
         if draft is None:
             return listed

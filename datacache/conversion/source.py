@@ -23,7 +23,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from datacache.annotations.aside import Aside
 from datacache.annotations.check import same_object
@@ -47,6 +47,7 @@ from datacache.annotations.pairing import (
     pair_leftovers,
     split_of_name,
 )
+from datacache.annotations.plain import boxes_of, columns_of
 from datacache.annotations.shapes.outline import NOTHING, Skeleton
 from datacache.core.concurrency import PerProcess, gather
 from datacache.core.errors import AnnotationError, DatacacheError
@@ -70,8 +71,26 @@ _SPELLINGS: Final = {
     "test": (b"test", b"testing"),
 }
 _SPLITS: Final = tuple(_SPELLINGS)
+_BOXES: Final = Draft._fields.index("boxes")
 Said = tuple[Draft, tuple[Problem, ...]]
 """The annotation of one image, and its problems."""
+
+
+class SaidAside(Aside[Said]):
+    """What files say of images, put aside."""
+
+    @staticmethod
+    def bytes_of(value: Said) -> bytes:
+        """See `Aside`."""
+        draft, problems = value
+        return Aside.bytes_of((draft[:_BOXES], columns_of(draft.boxes), draft[_BOXES + 1 :], problems))
+
+    @staticmethod
+    def value_of(raw: bytes) -> Said:
+        """See `Aside`."""
+        before, boxes, behind, problems = Aside[Any].value_of(raw)
+        return Draft._make((*before, boxes_of(boxes), *behind)), problems
+
 
 WHOLE: Final = 2
 """The image has the whole name, in a folder that the file's names may be relative to."""
@@ -207,7 +226,7 @@ class Drafts:
     def __init__(self, manifest: Manifest, layout: Layout) -> None:
         self._manifest, self._named = manifest, NamedImages(manifest, layout)
         self._split_files = not layout.image_sets
-        self._said = Aside[Said]()
+        self._said = SaidAside()
         self._claims, self._drafts = (array("q", [_NONE]) * manifest.rows for _ in range(2))
         """Of each image, what the file that is being taken says of it first, and what is said of it in all."""
         self._by_name: dict[int, list[_Claim]] = {}
@@ -256,8 +275,8 @@ class Drafts:
             self._lose_all(row, chosen)
 
     def finish(self) -> Callable[[int], bytes]:
-        """Return what gives the bytes (`Aside`) of what is said of an image, by its row; b"" for nothing. Names that
-        fit by their last part alone are looked at now that all exact ones are known."""
+        """Return what gives the bytes (`SaidAside`) of what is said of an image, by its row; b"" for nothing. Names
+        that fit by their last part alone are looked at now that all exact ones are known."""
         for row, claims in self._by_name.items():
             if self._drafts[row] != _NONE or len({claim.name for claim in claims}) > 1:
                 self._lose_all(row, claims)
@@ -394,7 +413,7 @@ class Item(NamedTuple):
     rivals: tuple[bytes, ...] = ()
     """The images that the annotation fits, where they are several."""
     draft: bytes = b""
-    """The bytes (`Aside[Said]`) of a shared file's part of the annotation: all, or beside an annotation of its own the
+    """The bytes (`SaidAside`) of a shared file's part of the annotation: all, or beside an annotation of its own the
     labels of the whole image."""
     masks: tuple[Part | None, ...] = ()
     """VOC's images of classes and of objects, where there is one of them. Of Open Images what `files_of` names."""
@@ -443,8 +462,8 @@ class AnnotationSource:
             if is_image(entry.path):
                 raw = draft(row)
                 if self.format == "folders":
-                    said = _of_folder(entry.path, Aside[Said].value_of(raw) if raw else None)
-                    raw = Aside.bytes_of(said) if said else b""
+                    said = _of_folder(entry.path, SaidAside.value_of(raw) if raw else None)
+                    raw = SaidAside.bytes_of(said) if said else b""
                 masks = self._object_masks(raw) if raw and self.layout.object_masks is not None else ()
                 for part in masks:
                     if part is not None:
@@ -464,7 +483,7 @@ class AnnotationSource:
 
     def _object_masks(self, raw: bytes) -> tuple[Part | None, ...]:
         """Return where the files are that an image's masks are in; None for those that are not there."""
-        draft, _ = Aside[Said].value_of(raw)
+        draft, _ = SaidAside.value_of(raw)
         file = draft.file.encode("utf-8", "surrogateescape")
         above = [file[:at] for at in range(len(file), 0, -1) if file[at - 1 : at] == b"/"]
         parts: list[Part | None] = []

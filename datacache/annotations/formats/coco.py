@@ -16,7 +16,7 @@ from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import groupby
+from itertools import chain, groupby, islice
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -35,6 +35,7 @@ from datacache.annotations.formats.values import (
     to_text,
 )
 from datacache.annotations.model import Action, Annotation, Box, Draft, DraftFile, Problem, quote
+from datacache.annotations.plain import Columns, boxes_of, columns_of
 from datacache.annotations.shapes.outline import (
     NOTHING,
     POINT_BYTES,
@@ -474,7 +475,7 @@ class _Records:
     by image again, a block at a time."""
 
     def __init__(self) -> None:
-        self._aside = Aside[dict[int, list[Box]]]()
+        self._aside = Aside[tuple[list[int], list[int], Columns]]()
         self._blocks: defaultdict[int, list[int]] = defaultdict(list)
         self._images_a_block = 1
         self._last: tuple[int, dict[int, list[Box]]] = (-1, {})
@@ -486,7 +487,9 @@ class _Records:
         """Put boxes behind those that are there. `images`: how many there are, the same each time."""
         self._images_a_block = -(-images // _BLOCKS)
         for block, numbers in groupby(sorted(boxes), lambda number: number // self._images_a_block):
-            self._blocks[block].append(self._aside.put({number: boxes[number] for number in numbers}))
+            mine = list(numbers)
+            columns = columns_of(list(chain.from_iterable(boxes[number] for number in mine)))
+            self._blocks[block].append(self._aside.put((mine, [len(boxes[number]) for number in mine], columns)))
 
     def get(self, image: int) -> list[Box]:
         """Return the boxes of an image."""
@@ -494,8 +497,10 @@ class _Records:
         if self._last[0] != block:
             found: defaultdict[int, list[Box]] = defaultdict(list)
             for number in self._blocks.get(block, ()):
-                for of, boxes in self._aside.get(number).items():
-                    found[of] += boxes
+                images, counts, columns = self._aside.get(number)
+                boxes = iter(boxes_of(columns))
+                for of, count in zip(images, counts, strict=True):
+                    found[of] += islice(boxes, count)
             self._last = block, found
         return self._last[1].get(image, [])
 
