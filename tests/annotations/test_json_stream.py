@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import subprocess
 import sys
@@ -55,6 +56,17 @@ def test_the_elements_are_those_that_json_has(others, wanted, indent, ascii_only
     expected = json.loads(data.decode(encoding))
     assert file.whole
     assert [list(file.elements(name)) for name in ("wanted", "a")] == [expected["wanted"], [1, 2]]
+
+
+def test_what_was_read_does_not_wait_for_the_collector():
+    data = json.dumps([{"id": number, "name": "a"} for number in range(50)]).encode()
+    gc.collect()
+    gc.disable()
+    try:
+        assert len(elements(data, "")) == 50
+        assert not gc.collect()  # an error that its own frame holds holds the text, too
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("window", range(1, 12))

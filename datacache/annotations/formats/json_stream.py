@@ -24,7 +24,8 @@ MAX_ELEMENT: Final = 8 * 2**20
 """Characters of an element or a line: so many numbers are read in 0.4 seconds, and take 75 MiB."""
 MAX_SKIPPED: Final = 32 * 2**20
 """Bytes of an element or a line that is passed over; where one is longer, what follows is not looked for."""
-_WINDOW: Final = 2**20
+_WINDOW: Final = 2**18
+"""Bytes at a time: what is made of them for a while takes thirty times as much."""
 _MAX_RECODED: Final = 64 * 2**20
 _SPACES: Final = re.compile(r"[ \t\n\r]*")
 _BETWEEN: Final = re.compile(r"[ \t\n\r]*(?:,[ \t\n\r]*(?=[^ \t\n\r\]])|\])")
@@ -231,7 +232,7 @@ class _Place:
                     return value
                 wrong = None
             except json.JSONDecodeError as exc:
-                wrong = exc
+                wrong = exc.msg, exc.pos  # the error has the text, and would stay until the collector comes
             except RecursionError:
                 return self._passed_over("is nested too deep")
             except ValueError:  # a number of thousands of digits
@@ -241,7 +242,7 @@ class _Place:
                 return self._passed_over(f"is longer than {MAX_ELEMENT >> 20} MiB")
             if not self._read(_WINDOW if length < _WINDOW else MAX_ELEMENT - length):
                 if wrong:
-                    raise self.broken(wrong.msg, wrong.pos) from wrong
+                    raise self.broken(*wrong)
                 self._at = end
                 return value
 
