@@ -21,7 +21,7 @@ from datacache.annotations.formats.values import parse_number
 from datacache.annotations.model import FORMATS, Problem
 from datacache.annotations.pairing import (
     Pairing,
-    folder_class,
+    class_and_split,
     folder_split,
     is_class_folder,
     is_data,
@@ -134,6 +134,8 @@ class Layout:
     """Files of splits with a path a line: `train.txt` of Darknet and Ultralytics."""
     split_folders: frozenset[str] = frozenset()
     """The splits that folders are named after: `images/train` and so on."""
+    class_folders: frozenset[bytes] = frozenset()
+    """Folders that are called like splits, and are classes."""
     image_folders: tuple[bytes, ...] = field(default=(), repr=False)
     """The first folders with images, in byte order."""
     metadata: tuple[bytes, ...] = ()
@@ -263,6 +265,12 @@ class _Seen:
         self.split_folders: set[str] = set()
         self._classes: set[bytes] = set()
         """Two of folders in those of splits; b"" for any other folder with images."""
+        self._splits_of_classes: set[str] = set()
+        self._called_like_splits: dict[bytes, str] = {}
+        """Folders with images where no folder above is a split."""
+        self._above: set[bytes] = set()
+        self._above_others: set[bytes] = set()
+        """Folders above those with images, and above those that are called otherwise."""
         self.metadata: list[bytes] = []
         self.xml, self.texts, self.json = _Sample(), _Sample(), _Sample()
         """`texts`: `.txt` files that may be labels."""
@@ -292,7 +300,8 @@ class _Seen:
                     if len(self.image_folders) < _FOLDERS_KEPT:
                         self.image_folders[here] = None
                     self.split_folders.add(folder_split(path))
-                    name = folder_class(path) if is_class_folder(path) else b""
+                    name = class_and_split(path)[0] if is_class_folder(path) else b""
+                    self._note_folder(path)
                     if len(self._classes) < 2 or not name:
                         self._classes.add(name)
             elif not path.endswith(b"/"):
@@ -305,6 +314,7 @@ class _Seen:
                 else:
                     (self.masks if is_mask_image(path) else self.no_data).add(path)
         self.split_folders.discard("")
+        self._splits_of_classes.discard("")
         few = self.texts.paths if self.texts.count <= _FEW else []
         lists = [path for path in sorted((*self.split_texts, *few)) if not self._images_of(path)]
         self._keras = [path for path in lists if self._kind(path) == "keras"]
@@ -330,6 +340,32 @@ class _Seen:
         files = {name: count if not sure or look(self) else 0 for name, (count, look) in self._files().items()}
         return {name: (lists | files)[name] for name in FORMATS if name != "none"}
 
+    def _note_folder(self, path: bytes) -> None:
+        """Take the folder of an image as one that may be a class."""
+        folder = path[: path.rfind(b"/") + 1]
+        above = folder[: folder.rfind(b"/", 0, -1) + 1]
+        name, split = class_and_split(path)
+        if len(self._above) >= _FOLDERS_KEPT or not folder:
+            return
+        self._above.add(above)
+        if name:
+            self._above_others.add(above)
+            self._splits_of_classes.add(split)
+        else:
+            self._called_like_splits[folder] = split
+
+    def _class_folders(self) -> tuple[frozenset[bytes], frozenset[str]]:
+        """Return the folders that are called like splits and are classes, as they have others beside them and none
+        with images below; and the splits there are then."""
+        found = {
+            folder
+            for folder in self._called_like_splits.keys() - self._above
+            if folder[: folder.rfind(b"/", 0, -1) + 1] in self._above_others
+        }
+        splits = {split for folder, split in self._called_like_splits.items() if folder not in found}
+        splits |= self._splits_of_classes
+        return frozenset(found), frozenset(splits if "train" in splits or self.has_class_folders() else ())
+
     def layout(self, format: str) -> Layout:
         """Return all that is known, as far as it concerns a format."""
         lists = _LISTS[format](self) if format in _LISTS else []
@@ -337,6 +373,9 @@ class _Seen:
         of_objects = format == "open-images" and any(map(self._has_object_masks, lists))
         unread = [() if masks else (self.masks,), () if of_objects else (self.object_masks,)]
         passed = [self.no_data, *chain.from_iterable(unread)]
+        classes, splits = frozenset[bytes](), frozenset(self.split_folders if "train" in self.split_folders else ())
+        if format == "folders":
+            classes, splits = self._class_folders()
         return Layout(
             format=format,
             images=self.images,
@@ -346,7 +385,8 @@ class _Seen:
             class_lists=self._open_images_classes() if format == "open-images" else _nearest(self.class_lists),
             image_sets=_image_sets(self.image_sets),
             image_lists=tuple(self._image_lists),
-            split_folders=frozenset(self.split_folders if "train" in self.split_folders else ()),
+            split_folders=splits,
+            class_folders=classes,
             image_folders=tuple(self.image_folders),
             metadata=tuple(self.metadata),
             masks=masks,

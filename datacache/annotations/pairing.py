@@ -12,12 +12,17 @@ keeps what it learns of folders; one thread. The functions are pure.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Final, TypeVar
+
+from xxhash import xxh3_64_hexdigest
 
 from datacache.annotations.model import Problem, quote
 from datacache.manifest.reader import Manifest
 
+LONGEST_NAME: Final = 255
+"""Bytes of a name in Linux's file systems."""
+_LONGEST_EXTENSION: Final = 24
 _NAMES: Final = {
     **dict.fromkeys((b"train", b"training"), "train"),
     **dict.fromkeys((b"val", b"valid", b"validation"), "val"),
@@ -42,10 +47,14 @@ def folder_split(path: bytes) -> str:
     return ""
 
 
-def folder_class(path: bytes) -> bytes:
-    """Return the name of the folder that an image lies in, where folders are classes; b"" for that of a split."""
+def class_and_split(path: bytes, classes: Collection[bytes] = ()) -> tuple[bytes, str]:
+    """Return the class and the split of an image where folders are classes: its folder is the class, but b"" where it
+    is that of a split. `classes` are folders (with their '/') that are called like splits and are none."""
     folder = path.rpartition(b"/")[0]
-    return b"" if folder_split(path) and not folder_split(folder) else folder.rpartition(b"/")[2]
+    above = folder_split(folder)
+    if above or folder + b"/" in classes or not folder_split(path):
+        return folder.rpartition(b"/")[2], above
+    return b"", folder_split(path)
 
 
 def is_class_folder(path: bytes) -> bool:
@@ -74,6 +83,17 @@ def split_of_name(name: bytes) -> str:
     too."""
     name = name.lower()
     return "trainval" if name == b"trainval" else _NAMES.get(name, "")
+
+
+def short_name(name: str, longest: int = LONGEST_NAME) -> str:
+    """Return a name of a file or a folder that has so many bytes at most: of a longer one the beginning, a hash of all,
+    and the extension."""
+    raw = name.encode("utf-8", "surrogateescape")
+    if len(raw) <= longest:
+        return name
+    dot = raw.rfind(b".", -_LONGEST_EXTENSION)
+    tail = f"~{xxh3_64_hexdigest(raw)}".encode() + (raw[dot:] if dot > 0 else b"")
+    return raw[: longest - len(tail)].decode("utf-8", "ignore") + tail.decode("utf-8", "surrogateescape")
 
 
 # From heic on they are of formats that are not read: they are reported as such, not passed over in silence.

@@ -15,7 +15,14 @@ from datacache.annotations.classes import read_data_yaml
 from datacache.annotations.formats import cvat
 from datacache.annotations.layout import Layout, Read, text
 from datacache.annotations.model import Problem, quote
-from datacache.annotations.pairing import file_split, folder_split, is_image, split_of_name, without_extension
+from datacache.annotations.pairing import (
+    class_and_split,
+    file_split,
+    folder_split,
+    is_image,
+    split_of_name,
+    without_extension,
+)
 from datacache.core.errors import AnnotationError
 
 _COLUMN: Final = re.compile(rb"(.*\S)\s+(?:-1|0|1)")
@@ -29,6 +36,7 @@ class ListedSplits:
     def __init__(self, layout: Layout) -> None:
         self.problems: list[Problem] = []
         self._folders = layout.split_folders
+        self._classes = layout.class_folders if layout.format == "folders" else None
         self._lists = {file: file_split(file) for file in layout.lists}
         # Base name without extension → the listed paths that end so (without extension), and their splits.
         self._listed: dict[bytes, list[tuple[bytes, str]]] = {}
@@ -65,7 +73,9 @@ class ListedSplits:
         for folder, split in self._yaml_folders:
             if image.startswith(folder):
                 return split
-        return folder_split(image) if self._folders else ""
+        if not self._folders:
+            return ""
+        return folder_split(image) if self._classes is None else class_and_split(image, self._classes)[1]
 
     def found(self, image: bytes) -> None:
         """Note that the snapshot has this image: whatever lists it is no entry without an image."""

@@ -36,8 +36,8 @@ from datacache.annotations.layout import Layout, detect, read_class_list, read_m
 from datacache.annotations.model import FORMATS, Box, Draft, DraftFile, Problem, quote, unforeseen, unusable_file
 from datacache.annotations.pairing import (
     Pairing,
+    class_and_split,
     file_split,
-    folder_class,
     folder_split,
     image_folders,
     is_image,
@@ -462,7 +462,8 @@ class AnnotationSource:
             if is_image(entry.path):
                 raw = draft(row)
                 if self.format == "folders":
-                    said = _of_folder(entry.path, SaidAside.value_of(raw) if raw else None)
+                    label = class_and_split(entry.path, self.layout.class_folders)[0]
+                    said = _of_folder(entry.path, label, SaidAside.value_of(raw) if raw else None)
                     raw = SaidAside.bytes_of(said) if said else b""
                 masks = self._object_masks(raw) if raw and self.layout.object_masks is not None else ()
                 for part in masks:
@@ -653,9 +654,9 @@ class AnnotationSource:
         return [(draft._replace(name=name), its) for (draft, its), name in zip(found.images, names, strict=True)]
 
 
-def _of_folder(image: bytes, said: Said | None) -> Said | None:
-    """Return what is said of an image, and its folder as the first label."""
-    label = text(folder_class(image))
+def _of_folder(image: bytes, name: bytes, said: Said | None) -> Said | None:
+    """Return what is said of an image, and the class that its folder is as the first label."""
+    label = text(name)
     draft, problems = said or (Draft(text(image)), ())
     return (draft._replace(labels=(label, *draft.labels)), problems) if label else said
 

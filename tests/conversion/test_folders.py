@@ -16,7 +16,7 @@ from datacache import api
 from datacache.annotations.check import clean_label
 from datacache.annotations.layout import detect
 from datacache.annotations.model import Annotation
-from datacache.annotations.pairing import folder_class, folder_split
+from datacache.annotations.pairing import class_and_split, folder_split, short_name
 from datacache.conversion.pipeline import Conversion
 from datacache.conversion.targets.base import About
 from datacache.conversion.targets.folders import Folders
@@ -42,6 +42,8 @@ Convert = Callable[..., Conversion]
         (["train/cat/a.jpg", "train/dog/a.jpg", "metadata.jsonl"], "imagefolder"),
         (["train/images/a.jpg", "val/JPEGImages/a.jpg"], "none"),
         (["images/train/a.jpg", "images/val/a.jpg"], "none"),
+        (["train/train/a.jpg", "val/car/a.jpg"], "folders"),
+        (["val/dog/a.jpg", "test/cat/a.jpg"], "folders"),
     ],
 )
 def test_folders_of_classes_are_recognised_below_those_of_splits(paths: list[str], format: str) -> None:
@@ -108,7 +110,7 @@ paths = st.lists(st.sampled_from(["a", "cat", "images", "train"]), max_size=3).m
 def test_any_label_is_the_folder_of_its_image(label: str, path: str, split: str) -> None:
     target = Folders(About((), ("train", "val")))
     written = target.image_path(target.relative(path, split, (label,)), split)
-    folder = folder_class(written.encode()).decode()
+    folder = class_and_split(written.encode())[0].decode()
     _, problems = target.add(Annotation(written, 1, 1, (), (label,)), split, annotated=True)
     assert (folder == label) == (not problems)
     assert folder.removeprefix("_") == label.replace("/", "_").removeprefix("_")
@@ -131,6 +133,52 @@ def test_folders_without_splits_are_classes_where_that_is_said(
     done = convert(ref, "folders", format="folders", split="train=1")
     assert [problem[:3] for problem in done.report.problems] == [("image-unannotated", "skipped", "top.jpg")]
     assert sorted(files(done.record.ref)) == ["train/cat/x_a.jpg", "train/dog/x_a.jpg"]
+
+
+def test_a_class_that_is_called_like_a_split_is_a_class(
+    images: Callable[..., str], convert: Convert, settings: Settings, files: Files
+) -> None:
+    paths = ["test/train/a.jpg", "val/bus/a.jpg", "val/test/a.jpg", "val/train/b.jpg"]
+    ref = images(*paths)
+    assert labels_of(ref, settings) == {path: (path.split("/")[1],) for path in paths}
+    done = convert(ref, "folders", strict=True)
+    assert (sorted(files(done.record.ref)), done.report.splits) == (paths, {"val": 3, "test": 1})
+
+
+def test_a_folder_beside_those_of_classes_is_one_whatever_it_is_called(
+    images: Callable[..., str], convert: Convert, settings: Settings, files: Files
+) -> None:
+    paths = ["bus/a.jpg", "test/a.jpg", "train/b.jpg"]
+    ref = images(*paths)
+    assert labels_of(ref, settings, format="folders") == {path: (path.split("/")[0],) for path in paths}
+    done = convert(ref, "folders", format="folders", strict=True)
+    assert (sorted(files(done.record.ref)), done.report.splits) == (paths, {})
+
+
+def test_a_folder_of_a_split_with_folders_of_classes_is_no_class(
+    images: Callable[..., str], settings: Settings
+) -> None:
+    ref = images("train/bus/a.jpg", "train/b.jpg", "other/c.jpg")
+    assert labels_of(ref, settings, format="folders") == {
+        "train/bus/a.jpg": ("bus",),
+        "train/b.jpg": (),
+        "other/c.jpg": ("other",),
+    }
+
+
+def test_names_that_are_too_long_for_a_file_system_are_cut(
+    images: Callable[..., str], convert: Convert, files: Files
+) -> None:
+    label, name = "é" * 128, f"{'a' * 140}/{'b' * 140}/c.jpg"
+    said = [{"file_name": name, "label": label}, {"file_name": "d.jpg", "label": f"{label}e"}]
+    ref = images(name, "d.jpg", metadata__jsonl="".join(json.dumps(line) + "\n" for line in said))
+    done = convert(ref, "folders")
+    written = [path.split("/") for path in files(done.record.ref)]
+    assert all(len(part.encode()) <= 255 for path in written for part in path)
+    assert len({folder for folder, _ in written}) == 2
+    assert all(folder.startswith("é" * 100) and path.endswith(".jpg") for folder, path in written)
+    assert [(problem.code, problem.action) for problem in done.report.problems] == [("label-folder", "changed")] * 2
+    assert short_name("a" * 255) == "a" * 255
 
 
 def test_what_folders_cannot_hold_is_counted(

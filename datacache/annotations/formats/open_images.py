@@ -17,14 +17,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, Final, NamedTuple
 
-from xxhash import xxh3_64_hexdigest
-
 from datacache.annotations.aside import Aside
 from datacache.annotations.check import clean_label
 from datacache.annotations.formats.json_stream import Data, in_utf8, read_lines
 from datacache.annotations.formats.mask_images import file_of, in_file
 from datacache.annotations.formats.values import parse_number
 from datacache.annotations.model import Annotation, Box, Draft, DraftFile, Problem, Problems, quote
+from datacache.annotations.pairing import LONGEST_NAME, short_name
 from datacache.annotations.shapes.outline import NOTHING, Mask
 from datacache.core.errors import AnnotationError
 
@@ -46,8 +45,6 @@ _LABEL_COLUMNS: Final = ("ImageID", "Source", "LabelName", "Confidence")
 _USUAL_AUTHOR: Final = "xclick"
 MAX_CLASSES: Final = 1_000_000
 _BOX_ID: Final = re.compile("[0-9a-f]{8}")
-_LONGEST_NAME: Final = 255
-"""Bytes."""
 _SHORT_ID: Final = re.compile("/[a-z]/[0-9a-z]+")
 BOXES, LABELS, CLASSES = "annotations-bbox.csv", "annotations-human-imagelabels.csv", "class-descriptions.csv"
 MASKS, MASK_FOLDER = "annotations-object-segmentation.csv", "masks"
@@ -293,13 +290,9 @@ def name_masks(
             taken.add(own["BoxID"])
             id = ids.get(box.label, "")
             of_class = id.replace("/", "") if _SHORT_ID.fullmatch(id) else f"c{classes.get(box.label, 0)}"
-            name = f"{annotation.path}_{of_class}_{own['BoxID']}.png"
-            above, _, last = name.rpartition("/")
-            if len(last.encode("utf-8", "surrogateescape")) > _LONGEST_NAME:
-                name = (
-                    f"{above}/" * bool(above) + xxh3_64_hexdigest(last.encode("utf-8", "surrogateescape")) + last[-40:]
-                )
-            path = f"{MASK_FOLDER}/{folder}{name}"
+            above, slash, stem = annotation.path.rpartition("/")
+            tail = f"_{of_class}_{own['BoxID']}.png"
+            path = f"{MASK_FOLDER}/{folder}{above}{slash}{short_name(stem, LONGEST_NAME - len(tail))}{tail}"
             files.append((path, outline))
             extra = box.extra._replace(outline=in_file(path))
             box = box._replace(extra=extra, attributes=tuple(sorted(own.items())))  # noqa: PLW2901

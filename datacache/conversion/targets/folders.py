@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from datacache.annotations.model import Annotation, Problem, quote
+from datacache.annotations.pairing import short_name
 from datacache.conversion.targets.base import File, Target, without_split
 
 
@@ -18,7 +19,7 @@ class Folders(Target):
         *above, name = without_split(relative).split("/")
         if above and above[-1] == folder:
             del above[-1]
-        return "/".join(part for part in (split, folder, "_".join((*above, name))) if part)
+        return "/".join(part for part in (split, folder, short_name("_".join((*above, name)))) if part)
 
     def image_path(self, relative: str, split: str) -> str:
         """Return where an image goes."""
@@ -46,4 +47,4 @@ class Folders(Target):
 def _folder(label: str) -> str:
     """Return the name of the folder of a class."""
     name = label.replace("/", "_")
-    return f"_{name}" if name.startswith(".") else name
+    return short_name(f"_{name}" if name.startswith(".") else name)
