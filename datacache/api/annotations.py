@@ -317,7 +317,8 @@ def merge(
     settings = settings or load_settings()
     given: dict[str, Any] = dict(options)
     naming = Naming(name=name, **take(given, NamingOptions))
-    reading = make_reading(take(given, ReadingOptions))
+    classes = _classes(given)
+    reading = make_reading(take(given, ReadingOptions), classes)
     if len(listed("refs", refs)) < 2:
         raise UsageError("there is nothing to merge in fewer than two snapshots")
     with ExitStack() as opened:
@@ -331,6 +332,7 @@ def merge(
             naming=naming,
             reading=reading,
             splits=make_splits(split, seed, stratify),
+            classes=classes,
             keep_unannotated=True,
             command="merge",
             **given,

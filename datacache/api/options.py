@@ -66,17 +66,17 @@ class ImageOptions(TypedDict, total=False):
 class MergeOptions(NamingOptions, ReadingOptions, total=False):
     """List the options of `merge` beside its own."""
 
+    classes: Sequence[str] | None
+    """Their order, and no others; None: the order of the version before, new ones after it by name."""
     rename: Mapping[str, str]
     """Class → what it is called in the result; several may become one."""
+    skip_difficult: bool
     strict: bool
 
 
 class ConvertOptions(MergeOptions, ImageOptions, total=False):
     """List the options of `convert` beside its own."""
 
-    classes: Sequence[str] | None
-    """Their order, and no others; None: the order of the version before, new ones after it by name."""
-    skip_difficult: bool
     keep_unannotated: bool
     reencode_broken: bool
     """Store JPEGs with bytes behind their end anew, without these."""

@@ -7,7 +7,7 @@ and a range of each table. One thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
@@ -40,8 +40,20 @@ class Found(NamedTuple):
     annotations: Sequence[Annotation]
     """Its own first, then those of snapshots that have it, too."""
     splits: Splits
-    dataset: str
-    """The data set it is from, where there are several."""
+    refs: Sequence[str]
+    """Of the snapshots that say so, where there are several."""
+
+    @property
+    def where(self) -> str:
+        """Name its snapshot before a path, where there are several."""
+        return f"{self.refs[0]}/" if self.refs else ""
+
+    def named(self) -> list[Annotation]:
+        """Return what is said of it with the snapshots of the files, where there are several."""
+        if not self.refs:
+            return [*self.annotations]
+        pairs = zip(self.refs, self.annotations, strict=True)
+        return [each._replace(source=f"{ref}/{each.source}" if each.source else "") for ref, each in pairs]
 
 
 class Inputs:
@@ -79,9 +91,17 @@ class Inputs:
 
     def problems(self) -> Iterator[Problem]:
         """Yield all that reading has found. Of several snapshots, files are named with theirs."""
-        for snapshot, table, its in zip(self._snapshots, self.tables, self.splits, strict=True):
+        listed = (its.listed.problems if its.listed is not None else () for its in self.splits)
+        return self._named(map(chain, (table.problems() for table in self.tables), listed))
+
+    def unmatched(self) -> Iterator[Problem]:
+        """Yield the lines of lists that name none of the images that were gone through, likewise."""
+        return self._named(its.listed.unmatched() if its.listed is not None else () for its in self.splits)
+
+    def _named(self, problems: Iterable[Iterable[Problem]]) -> Iterator[Problem]:
+        for snapshot, found in zip(self._snapshots, problems, strict=True):
             where = f"{snapshot.record.ref}/" if len(self._snapshots) > 1 else ""
-            for problem in chain(table.problems(), its.listed.problems if its.listed is not None else ()):
+            for problem in found:
                 yield problem._replace(file=where + problem.file)
 
     def labels(self) -> list[LabelCount]:
@@ -147,8 +167,9 @@ class Inputs:
                     continue
                 key = entry.key if entry.key is not None else prefixes[entry.source] + entry.path
                 entered = entry._replace(key=key, source=sources[entry.source])
-                found = [row.annotation, *(annotation for _, annotation in others)]
-                yield Found(row, at, entered, found, splits, snapshot.record.dataset if several else "")
+                said = [(number, row.annotation), *others]
+                refs = [self._snapshots[of].record.ref for of, _ in said] if several else []
+                yield Found(row, at, entered, [annotation for _, annotation in said], splits, refs)
             for first, paths in repeats.items():
                 message = f"{first} has {count(len(paths), 'image')} too, this one first: each is there once"
                 problems.append(

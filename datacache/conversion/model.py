@@ -44,8 +44,8 @@ class Image(NamedTuple):
     """Its boxes in the source."""
     goes_on: bool = False
     """True for a JPEG with bytes behind its end."""
-    dataset: str = ""
-    """The data set it is from, where the result is of several."""
+    ref: str = ""
+    """The snapshot it is from, where the result is of several."""
 
     def stored_anew(self, stored: Stored, source: int) -> Image:
         """Return this image with the entry of its new bytes; `source` is the number of the storage they are in."""

@@ -148,8 +148,7 @@ def run(
         _expect_none_wrong(inputs, report)  # before any image is written anew
     for entry in sorted_entries(_write(images, target, files, report, progress)):
         builder.add(entry)
-    for splits in inputs.splits:
-        report.problems += splits.listed.unmatched() if splits.listed is not None else ()
+    report.problems += inputs.unmatched()
     report.problems += losses.problems()
     report.problems += _empty_splits(inputs.split_names, report, plan.to)
     if plan.strict:
@@ -225,13 +224,15 @@ def _images(
     report: Report,
 ) -> Iterator[Image]:
     """Yield the images that go into the result, with what is left of their boxes."""
-    for row, number, entry, found, splits, dataset in inputs.images(files.source, report.problems):
+    for image in inputs.images(files.source, report.problems):
+        row, found, path = image.row, image.annotations, image.where + image.row.path
         if plan.only is not None and row.path not in plan.only:
             continue
         if mending is not None:
             if mending.is_left_out(row.path, report.problems):
                 continue
-            found = [mending.mended(each, report.problems) for each in found]  # noqa: PLW2901
+            image = image._replace(annotations=[mending.mended(each, report.problems) for each in found])  # noqa: PLW2901
+            found = image.annotations
         # Labels of whole images say nothing of objects, but to a format that has such labels.
         annotated = target.of_objects and any(map(_says_objects, found))
         if "labels" in target.holds and not annotated:
@@ -242,19 +243,19 @@ def _images(
             said = any(each.boxes or each.labels or each.captions for each in found)
             lacks = "annotation" if not said else "objects" if target.of_objects else "label of the whole image"
             message = f"{row.path} has no {lacks}; it is {'kept as a background image' if kept else 'left out'}"
-            report.problems.append(Problem("image-unannotated", "noted" if kept else "skipped", row.path, 0, message))
+            report.problems.append(Problem("image-unannotated", "noted" if kept else "skipped", path, 0, message))
             if not kept:
                 continue
-        split = splits.of(found[0])
+        split = image.splits.of(found[0])
         if split is None:
             message = f"{row.path} is in none of the lists of splits; it is left out"
-            report.problems.append(Problem("not-in-split", "skipped", row.path, 0, message))
+            report.problems.append(Problem("not-in-split", "skipped", path, 0, message))
             continue
         if target.lists_paths and ("\n" in row.path or "\r" in row.path):
             message = f"{quote(row.path)} has a line break, which no list of images can hold; it is left out"
-            report.problems.append(Problem("path-unwritable", "skipped", row.path, 0, message))
+            report.problems.append(Problem("path-unwritable", "skipped", path, 0, message))
             continue
-        chosen = joined([_with_chosen_boxes(each, plan, classes, report) for each in found])
+        chosen = joined([_with_chosen_boxes(each, plan, classes, report) for each in image.named()])
         if chosen.boxes and not target.of_objects:
             message = f"{row.path}: {count(len(chosen.boxes), 'object')} left out; the format has none"
             report.problems.append(Problem("objects-left-out", "changed", chosen.source, 0, message))
@@ -262,7 +263,8 @@ def _images(
         losses.take(chosen)
         goes_on = any(problem.code == "image-goes-on" for problem in row.problems)
         objects = sum(len(each.boxes) for each in found)
-        yield Image(row.path, chosen, entry, number, split, annotated, objects, goes_on, dataset)
+        ref = image.refs[0] if image.refs else ""
+        yield Image(row.path, chosen, image.entry, image.number, split, annotated, objects, goes_on, ref)
 
 
 def _ended(snapshot: Snapshot, images: Iterable[Image], files: NewFiles, report: Report) -> Iterator[Image]:
@@ -317,7 +319,7 @@ def _write(
     for image in images:
         annotation, entry = image.annotation, image.entry
         wanted = target.relative(_relative(annotation.path), image.split, annotation.labels)
-        relative, problems = names.give(wanted, image, below=image.dataset if target.of_objects else "")
+        relative, problems = names.give(wanted, image, below=image.ref.partition("@")[0] if target.of_objects else "")
         path = target.image_path(relative, image.split)
         try:
             placed = fit(annotation, target.holds, report.problems)._replace(path=path)
@@ -374,8 +376,9 @@ class _Names:
         message = (
             f"another image is called like {image.path} but for its extension or folder; this one is now {relative}"
         )
-        action: Action = "noted" if image.dataset else "repaired"
-        return relative, [Problem("image-renamed", action, image.path, 0, message)]
+        action: Action = "noted" if image.ref else "repaired"
+        path = f"{image.ref}/{image.path}" if image.ref else image.path
+        return relative, [Problem("image-renamed", action, path, 0, message)]
 
 
 def _relative(path: str) -> str:

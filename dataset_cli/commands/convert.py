@@ -67,8 +67,12 @@ split_options = options(
     click.option("--seed", type=int, default=0, show_default=True, help="Another seed deals the splits anew."),
     click.option("--stratify", is_flag=True, help="With --split: the share of each class, too, in each split."),
 )
-map_option = click.option(
-    "--map", "rename", metavar="OLD=NEW", multiple=True, help="Call a class so; several may become one. Repeatable."
+class_options = options(
+    click.option("--classes", type=FILE, help="These classes in this order: a name a line."),
+    click.option(
+        "--map", "rename", metavar="OLD=NEW", multiple=True, help="Call a class so; several may become one. Repeatable."
+    ),
+    click.option("--skip-difficult", is_flag=True, help="Leave out objects marked difficult."),
 )
 
 
@@ -79,9 +83,7 @@ map_option = click.option(
     "--as", "name", required=True, type=DatasetName(), help="Name of the new dataset, or of its next version."
 )
 @split_options
-@click.option("--classes", type=FILE, help="These classes in this order: a name a line.")
-@map_option
-@click.option("--skip-difficult", is_flag=True, help="Leave out objects marked difficult.")
+@class_options
 @click.option("--keep-unannotated", is_flag=True, help="Take images without annotation as background images.")
 @click.option("--strict", is_flag=True, help="What would be repaired or left out is an error: make nothing.")
 @reading_options
@@ -101,8 +103,7 @@ def convert(app: App, /, *, ref: str, name: str, report: Path | None, **options:
     dsctl convert mask@v1 --to yolo --as mask-yolo --split train=0.8,val=0.2
     dsctl mount mask-yolo /mnt/mask-yolo && yolo train data=/mnt/mask-yolo/data.yaml
     """
-    options["classes"] = api.read_classes(options["classes"]) if options["classes"] else None
-    options["rename"] = renaming(options["rename"])
+    read_class_options(options)
     make = partial(api.convert, ref, name=name, settings=app.settings, **options)
     run_conversion(app, f"converting {ref}", make, report)
 
@@ -144,7 +145,13 @@ def show_conversion(app: App, done: api.Conversion, report: Path | None = None) 
     _show_problems(app, counts.problems, report)
 
 
-def renaming(given: Sequence[str]) -> dict[str, str]:
+def read_class_options(given: dict[str, Any]) -> None:
+    """Read what `--classes` and `--map` say, in their places."""
+    given["classes"] = api.read_classes(given["classes"]) if given["classes"] else None
+    given["rename"] = _renaming(given["rename"])
+
+
+def _renaming(given: Sequence[str]) -> dict[str, str]:
     """Return what `--map OLD=NEW`, several times, calls classes."""
     found: dict[str, str] = {}
     for text in given:

@@ -13,7 +13,7 @@ import click
 
 from datacache import api
 from dataset_cli.app import FILE, App, DatasetName, SnapshotRef, command, naming_options, reading_options
-from dataset_cli.commands.convert import FORMATS, map_option, renaming, run_conversion, split_options
+from dataset_cli.commands.convert import FORMATS, class_options, read_class_options, run_conversion, split_options
 
 
 @command()
@@ -23,7 +23,7 @@ from dataset_cli.commands.convert import FORMATS, map_option, renaming, run_conv
 )
 @click.option("--to", "to", type=click.Choice(FORMATS), help="The format of the annotations (default: theirs).")
 @split_options
-@map_option
+@class_options
 @click.option("--strict", is_flag=True, help="What would be repaired or left out is an error: make nothing.")
 @reading_options
 @naming_options()
@@ -38,6 +38,6 @@ def merge(app: App, /, *, refs: tuple[str, ...], report: Path | None, **options:
     \b
     dsctl merge mask@v1 street@v3 --as faces --map No_Mask=no_mask
     """
-    options["rename"] = renaming(options["rename"])
+    read_class_options(options)
     make = partial(api.merge, refs, settings=app.settings, **options)
     run_conversion(app, f"merging {', '.join(refs)}", make, report)

@@ -75,7 +75,9 @@ def test_paths_that_collide_lie_below_the_name_of_their_data_set(
     done = merge(*sets)
     found = {"JPEGImages/a.bmp": ["one"], "JPEGImages/two/a.bmp": ["two"], "JPEGImages/three/a.bmp": ["three"]}
     assert objects(done.record.ref) == dict(sorted(found.items()))
-    assert [problem[:3] for problem in done.report.problems] == [("image-renamed", "noted", "JPEGImages/a.bmp")] * 2
+    assert [problem[:3] for problem in done.report.problems] == [
+        ("image-renamed", "noted", f"{ref}/JPEGImages/a.bmp") for ref in reversed(sets[1:])
+    ]
 
 
 def test_classes_are_brought_together_by_name_and_spelled_variants_are_listed(
@@ -130,11 +132,26 @@ def test_what_is_wrong_names_its_data_set_and_an_image_without_annotation_stays(
     second = datacache.create_snapshot("two", (tmp_path / "two").as_uri(), settings=settings).ref
     done = merge(first, second)
     assert [problem[:3] for problem in done.report.problems] == [
-        ("image-unannotated", "noted", "JPEGImages/c.bmp"),
         ("box-outside", "skipped", f"{second}/Annotations/b.xml"),
+        ("image-unannotated", "noted", f"{second}/JPEGImages/c.bmp"),
     ]
     with pytest.raises(ConversionError, match="--strict allows none"):
         merge(first, second, strict=True)
+
+
+def test_classes_and_difficult_objects_are_chosen_as_in_a_conversion(
+    data_set: Callable[..., str], merge: Merge, objects: Callable[..., object], tmp_path: Path, settings: Settings
+) -> None:
+    first = data_set("one", {"a": (1, [("cat", 2), ("dog", 20)])})
+    data_set("two", {"x": (1, [("cow", 30)]), "y": (2, [("dog", 2), ("cat", 20)])})
+    file = tmp_path / "two" / "Annotations" / "y.xml"
+    file.write_text(file.read_text().replace("<name>cat</name>", "<name>cat</name><difficult>1</difficult>"))
+    second = datacache.create_snapshot("two", (tmp_path / "two").as_uri(), settings=settings).ref
+    done = merge(first, second, classes=["dog", "cat"], skip_difficult=True)
+    assert objects(done.record.ref) == {"JPEGImages/a.bmp": ["cat", "dog"], "JPEGImages/y.bmp": ["dog"]}
+    assert (done.report.difficult_left_out, [*done.report.classes]) == (1, ["cat", "dog"])
+    left_out = [problem[:3] for problem in done.report.problems if problem.code == "class-left-out"]
+    assert left_out == [("class-left-out", "skipped", f"{second}/Annotations/x.xml")], "of both, the one that says so"
 
 
 def test_a_format_with_several_kinds_of_labels_keeps_the_kind(
