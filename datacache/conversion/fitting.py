@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
 from datacache.annotations.formats.geometry import around_keypoints
 from datacache.annotations.model import Annotation, Box, Problem, quote
@@ -130,7 +130,7 @@ class _Fitting:
             return smallest_rectangle(outline.points)
         if (outline.holes and "holes" not in holds) or (outline.ends and "rings" not in holds):
             self.say("rings-joined", "the rings of the polygons{of} were joined to one", line)
-            return Polygon(_joined([ring for ring, _ in rings(outline)]))
+            return Polygon(_joined(list(rings(outline))))
         return outline
 
 
@@ -172,12 +172,17 @@ class Losses:
         yield from (name for name in _DETAILS if getattr(extra, name) != getattr(NOTHING, name) and name not in holds)
 
 
-def _joined(parts: list[bytes]) -> bytes:
-    """Join rings to one by a line there and back between the nearest points of each and what is joined already."""
+def _joined(parts: list[tuple[bytes, bool]]) -> bytes:
+    """Join rings, each with whether it is a hole, to one by a line there and back between the nearest points of each
+    and what is joined already. Holes run against the other rings, so that every rule fills, and measures, the same."""
     import numpy as np
 
-    whole, *others = (np.frombuffer(part, np.complex128) for part in parts)  # a point is one number
-    if len(parts) * sum(map(len, parts)) > _JOINED_BYTES:
+    whole, *others = (np.frombuffer(part, np.complex128) for part, _ in parts)  # a point is one number
+    turn = _turn(whole)
+    for n, (_, is_hole) in enumerate(parts[1:]):
+        if (_turn(others[n]) * turn > 0) == is_hole:
+            others[n] = others[n][::-1]
+    if len(parts) * sum(len(part) for part, _ in parts) > _JOINED_BYTES:
         start = whole[:1]
         return np.concatenate(
             [whole, start, *(piece for ring in others for piece in (ring, ring[:1], start))]
@@ -189,3 +194,11 @@ def _joined(parts: list[bytes]) -> bytes:
         here, there = divmod(int((across * across + down * down).argmin()), len(from_points))
         whole = np.concatenate((whole[: here + 1], ring[there:], ring[: there + 1], whole[here:]))
     return whole.tobytes()
+
+
+def _turn(ring: Any) -> float:
+    """Return twice the area of a ring, above 0 if it runs clockwise on the screen."""
+    import numpy as np
+
+    away = ring - ring[:1]  # small numbers lose less
+    return float(np.vdot(away[:-1], away[1:]).imag)

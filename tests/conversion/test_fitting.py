@@ -17,7 +17,17 @@ from datacache import api
 from datacache.annotations.model import Annotation, Box, Problem
 from datacache.annotations.shapes import mask as masks
 from datacache.annotations.shapes.mask import encode, fill
-from datacache.annotations.shapes.outline import Extra, Keypoints, Mask, Polygon, Rotated, bounds, pack, polygon_of
+from datacache.annotations.shapes.outline import (
+    Extra,
+    Keypoints,
+    Mask,
+    Polygon,
+    Rotated,
+    area,
+    bounds,
+    pack,
+    polygon_of,
+)
 from datacache.conversion import fitting
 from datacache.conversion.fitting import Losses, fit
 from datacache.conversion.pipeline import Conversion
@@ -116,6 +126,18 @@ def test_rings_are_joined_to_one_that_fills_the_same_pixels(
     assert isinstance(joined.outline, Polygon)
     assert joined.outline.ends == ()
     assert _filled(joined.outline) == _filled(outline)
+    assert area(joined.outline) == area(outline)
+
+
+def test_holes_run_against_what_they_are_in_and_parts_with_it() -> None:
+    corners = [(4, 4), (8, 4), (8, 8), (4, 8)]
+    for points in (corners, corners[::-1]):
+        for holes, of in ((0b10, -16), (0, 16)):
+            outline = polygon_of([pack(SQUARE), pack(value for point in points for value in point)], holes)
+            ((joined,), _) = fitted(SEGMENT, Extra(outline))
+            assert joined is not None
+            assert isinstance(joined.outline, Polygon)
+            assert area(joined.outline) == 100 + of
 
 
 def _filled(polygon: Polygon) -> int:
