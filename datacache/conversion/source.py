@@ -50,6 +50,7 @@ from datacache.annotations.pairing import (
 from datacache.annotations.plain import boxes_of, columns_of
 from datacache.annotations.shapes.outline import NOTHING, Skeleton
 from datacache.core.concurrency import PerProcess, gather
+from datacache.core.counters import count
 from datacache.core.errors import AnnotationError, DatacacheError
 from datacache.core.ids import BLOCK_BYTES, ObjectId, object_id
 from datacache.manifest.model import Entry
@@ -289,10 +290,10 @@ class Drafts:
         for (one, other), of in self._repeats.items():
             if not of.same + of.more:
                 continue
-            where = f"are in {one}, too" if one != other else "are named there in several ways"
+            where = f"in {one}, too" if one != other else "named there in several ways"
             message = (
-                f"{of.images:,} image(s), {self._quoted(of.first)} first, {where}: {of.same:,} box(es) are the same "
-                f"and count once, {of.more:,} more are taken, too"
+                f"{count(of.images, 'image')}, {self._quoted(of.first)} first: {where}. Boxes that are the same and "
+                f"count once: {of.same:,}; more, which are taken, too: {of.more:,}"
             )
             self.problems.append(Problem("image-repeated", "noted", other, 0, message))
         drafts, said = self._drafts, self._said

@@ -17,6 +17,7 @@ from typing import Any
 import click
 
 from datacache import api
+from datacache.core.counters import count
 from datacache.core.errors import ConversionError, UsageError
 from dataset_cli.app import FILE, App, DatasetName, SnapshotRef, command, naming_options, options, reading_options
 from dataset_cli.commands.snapshot import described, summary
@@ -67,6 +68,7 @@ split_options = options(
     click.option("--seed", type=int, default=0, show_default=True, help="Another seed deals the splits anew."),
     click.option("--stratify", is_flag=True, help="With --split: the share of each class, too, in each split."),
 )
+report_option = click.option("--report", type=FILE, help="Write the whole report here, as JSON.")
 class_options = options(
     click.option("--classes", type=FILE, help="These classes in this order: a name a line."),
     click.option(
@@ -91,7 +93,7 @@ class_options = options(
 @image_options
 @click.option("--objects", metavar="URL", help="Where images that operations make go (default: DATACACHE_OBJECTS).")
 @naming_options()
-@click.option("--report", type=FILE, help="Write the whole report here, as JSON.")
+@report_option
 @click.option("--processes", type=click.IntRange(1), help="How many (default: one a processor).")
 def convert(app: App, /, *, ref: str, name: str, report: Path | None, **options: Any) -> None:
     """Make a snapshot with the same images and converted annotations.
@@ -110,39 +112,50 @@ def convert(app: App, /, *, ref: str, name: str, report: Path | None, **options:
 
 def run_conversion(app: App, what: str, make: Callable[..., api.Conversion], report: Path | None) -> None:
     """Make a snapshot, given a function of `progress`, and print what was done; all of it goes into `report`."""
-    if report is not None:
-        _expect_writable(report)
+    expect_writable(report)
     with app.out.progress(what) as bar:
         try:
-            done = make(progress=lambda what, count, total: bar.update(f"{what} {count:,} images", count, total))
+            done = make(progress=lambda what, done, total: bar.update(f"{what} {done:,} images", done, total))
         except ConversionError as exc:
             problems = {"problems": [problem._asdict() for problem in exc.problems]}
-            if report is not None:
-                _write(report, problems)
+            write_report(report, problems)
             app.out.result({"snapshot": None, "report": problems})
-            _show_problems(app, exc.problems, report)
+            show_problems(app, exc.problems, report)
             raise
     show_conversion(app, done, report)
+
+
+def usable_images(app: App, ref: str, options: Mapping[str, Any]) -> tuple[int, list[api.AnnotationProblem]]:
+    """Return the number of a snapshot's images that can be used, and why others cannot; `options` say how it is read,
+    besides other things."""
+    usable, problems = 0, list[api.AnnotationProblem]()
+    with app.annotations(ref, **api.take(dict(options), api.ReadingOptions)) as (_, table):
+        for row in table.rows():
+            if row.annotation is not None:
+                usable += 1
+            else:
+                problems += row.problems
+    return usable, problems
 
 
 def show_conversion(app: App, done: api.Conversion, report: Path | None = None) -> None:
     """Print the snapshot that was made and what was done, and write it to `report`."""
     shown = {"snapshot": described(app, done.record), "report": done.report.as_json()}
-    if report is not None:
-        _write(report, shown)
+    write_report(report, shown)
     app.out.result(shown, summary(shown["snapshot"]))
     counts = done.report
     of = "of" if counts.written <= counts.images else "from"  # tiles
     app.out.line(f"images    {counts.written:,} {of} {counts.images:,}" + _listed(counts.splits))
     app.out.line(f"boxes     {counts.boxes:,}" + _listed(counts.classes))
     if counts.empty:
-        app.out.line(f"empty     {counts.empty:,} images have an annotation without objects")
+        have = "image has" if counts.empty == 1 else "images have"
+        app.out.line(f"empty     {counts.empty:,} {have} an annotation without objects")
     if counts.emptied:
         left = "had objects, and what was asked for left none"
-        app.out.line(f"emptied   {counts.emptied:,} images {left}")
+        app.out.line(f"emptied   {count(counts.emptied, 'image')} {left}")
     if counts.difficult_left_out:
-        app.out.line(f"left out  {counts.difficult_left_out:,} difficult objects")
-    _show_problems(app, counts.problems, report)
+        app.out.line(f"left out  {count(counts.difficult_left_out, 'difficult object')}")
+    show_problems(app, counts.problems, report)
 
 
 def read_class_options(given: dict[str, Any]) -> None:
@@ -163,7 +176,7 @@ def _renaming(given: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _show_problems(app: App, problems: Sequence[api.AnnotationProblem], report: Path | None) -> None:
+def show_problems(app: App, problems: Sequence[api.AnnotationProblem], report: Path | None) -> None:
     """Print what was wrong: a line each, the first of each code; nothing where all was well."""
     if not problems:
         return
@@ -191,16 +204,18 @@ def counted_problems(times: Mapping[str, int]) -> str:
     """Say how often what was done about problems."""
     words = {"repaired": "repaired", "skipped": "left out", "changed": "changed", "noted": "noted"}
     counts = {word: times.get(action, 0) for action, word in words.items()}
-    return ", ".join(f"{count:,} {word}" for word, count in counts.items() if count or word != "changed")
+    return ", ".join(f"{number:,} {word}" for word, number in counts.items() if number or word != "changed")
 
 
 def _listed(counts: dict[str, int]) -> str:
-    listed = ", ".join(f"{printable(name)} {count:,}" for name, count in sorted(counts.items())[:_SHOWN])
+    listed = ", ".join(f"{printable(name)} {number:,}" for name, number in sorted(counts.items())[:_SHOWN])
     return f": {listed}" + (" …" if len(counts) > _SHOWN else "") if listed else ""
 
 
-def _expect_writable(path: Path) -> None:
+def expect_writable(path: Path | None) -> None:
     """Try before any work: a report that cannot be written would be lost, and the snapshot made all the same."""
+    if path is None:
+        return
     there = path.exists()
     try:
         with path.open("a"):
@@ -211,7 +226,10 @@ def _expect_writable(path: Path) -> None:
         raise UsageError(f"--report: {path} cannot be written: {exc.strerror}") from exc
 
 
-def _write(path: Path, value: Any) -> None:
+def write_report(path: Path | None, value: Any) -> None:
+    """Write what was done, if it is asked for."""
+    if path is None:
+        return
     try:
         path.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
     except OSError as exc:

@@ -1,16 +1,20 @@
 """`dsctl dedupe`: a data set without images that repeat others.
 
-With `--json`: `{"snapshot": {…as snapshot show…}, "left_out": [{"path", "kept", "similar"}]}`.
+With `--json`: `{"snapshot": {…as snapshot show…}, "left_out": [{"path", "kept", "similar"}], "problems": [{"code",
+"action", "file", "line", "message"}]}`; the problems are those of images that cannot be used, and are left out as well.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import click
 
 from datacache import api
+from datacache.core.counters import count
 from dataset_cli.app import App, DatasetName, SnapshotRef, command, naming_options, reading_options
+from dataset_cli.commands.convert import expect_writable, report_option, show_problems, usable_images, write_report
 from dataset_cli.commands.snapshot import described
 from dataset_cli.output import printable
 
@@ -25,8 +29,9 @@ from dataset_cli.output import printable
 )
 @reading_options
 @naming_options()
+@report_option
 @click.option("--processes", type=click.IntRange(1), help="How many (default: one a processor).")
-def dedupe(app: App, /, *, ref: str, **options: Any) -> None:
+def dedupe(app: App, /, *, ref: str, report: Path | None, **options: Any) -> None:
     """Make a snapshot without the images that repeat others.
 
     Images of the same bytes repeat each other; with --similar those that look alike, too. The one with the most objects
@@ -36,14 +41,22 @@ def dedupe(app: App, /, *, ref: str, **options: Any) -> None:
     dsctl dedupe mask@v1 --as mask-once
     dsctl dedupe mask@v1 --similar 3 --as mask-once
     """
+    expect_writable(report)
     with app.out.progress(f"comparing images of {ref}") as bar:
         record, left_out = api.dedupe(
             ref,
             settings=app.settings,
-            progress=lambda what, count, total: bar.update(f"{what} {count:,} images", count, total),
+            progress=lambda what, done, total: bar.update(f"{what} {done:,} images", done, total),
             **options,
         )
-    found = f"{record.ref}  {record.files:,} files, {len(left_out):,} images left out"
-    app.out.result({"snapshot": described(app, record), "left_out": [each._asdict() for each in left_out]}, found)
+    usable, problems = usable_images(app, ref, options)
+    shown = {
+        "snapshot": described(app, record),
+        "left_out": [each._asdict() for each in left_out],
+        "problems": [problem._asdict() for problem in problems],
+    }
+    write_report(report, shown)
+    app.out.result(shown, f"{record.ref}  {count(usable - len(left_out), 'image')}, {len(left_out):,} left out")
     for each in left_out:
         app.out.line(f"  {printable(each.path)}  {'looks like' if each.similar else 'repeats'} {printable(each.kept)}")
+    show_problems(app, problems, report)

@@ -12,8 +12,15 @@ from typing import Any
 import click
 
 from datacache import api
-from dataset_cli.app import FILE, App, DatasetName, SnapshotRef, command, naming_options, reading_options
-from dataset_cli.commands.convert import FORMATS, class_options, read_class_options, run_conversion, split_options
+from dataset_cli.app import App, DatasetName, SnapshotRef, command, naming_options, reading_options
+from dataset_cli.commands.convert import (
+    FORMATS,
+    class_options,
+    read_class_options,
+    report_option,
+    run_conversion,
+    split_options,
+)
 
 
 @command()
@@ -27,7 +34,7 @@ from dataset_cli.commands.convert import FORMATS, class_options, read_class_opti
 @click.option("--strict", is_flag=True, help="What would be repaired or left out is an error: make nothing.")
 @reading_options
 @naming_options()
-@click.option("--report", type=FILE, help="Write the whole report here, as JSON.")
+@report_option
 @click.option("--processes", type=click.IntRange(1), help="How many (default: one a processor).")
 def merge(app: App, /, *, refs: tuple[str, ...], report: Path | None, **options: Any) -> None:
     """Make one snapshot of several, with their images and annotations.

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ import click
 from datacache import api
 from datacache.core.errors import UsageError
 from dataset_cli.app import FILE, App, DatasetName, SnapshotRef, command, naming_options, reading_options
-from dataset_cli.commands.convert import place, show_conversion
+from dataset_cli.commands.convert import place, report_option, run_conversion
 from dataset_cli.output import Progress, printable, write_file
 
 _BAR, _CLASSES, _SIZES, _COUNTS = 24, 50, 8, 12
@@ -35,6 +36,7 @@ _SHAPES = {"rotated": "rotated boxes", "vertices": "points of polygons and rotat
 @click.option("--fix", is_flag=True, help="Mend what can be mended, as a snapshot of its own.")
 @click.option("--as", "name", type=DatasetName(), help="With --fix: its name.")
 @naming_options("--fix")
+@report_option
 @reading_options
 def stats(
     app: App,
@@ -46,6 +48,7 @@ def stats(
     predictions: str | None,
     fix: bool,
     name: str | None,
+    report: Path | None,
     **how: Any,
 ) -> None:
     """Show a data set's classes, sizes and problems.
@@ -67,10 +70,11 @@ def stats(
     if predictions is not None and (fix or not problems):
         raise UsageError("--predictions is for --problems", hint="What predictions doubt is listed, and not mended.")
     if name is not None:
-        with app.out.progress(f"mending {ref}") as bar:
-            done = api.fix_problems(ref, name=name, settings=app.settings, progress=_shown_on(bar), **naming, **how)
-        show_conversion(app, done)
+        make = partial(api.fix_problems, ref, name=name, settings=app.settings, **naming, **how)
+        run_conversion(app, f"mending {ref}", make, report)
         return
+    if report is not None:
+        raise UsageError("--report is of what --fix does", hint="--problems --json lists all problems.")
     if problems:
         with api.open_snapshot(ref, app.settings) as snapshot:
             ref = snapshot.record.ref

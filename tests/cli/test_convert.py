@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -261,7 +262,28 @@ def test_dedupe_prints_what_it_left_out_and_sample_makes_a_small_one(faces: Path
     ]
     done = dsctl("sample", "once", "--n", "3", "--by", "label", "--as", "few", "--tag", "v1")
     assert (done.code, done.err) == (0, "")
+    assert done.out.partition("  ")[2] == "3 of 9 images\n"
     assert dsctl("query", "few@v1", "--count").out == "3\n"
+
+
+def test_dedupe_and_sample_name_the_images_that_cannot_be_used_and_write_reports(
+    faces: Path, dsctl: Dsctl, tmp_path: Path
+) -> None:
+    (faces / "JPEGImages" / "a.jpg").write_bytes(b"")
+    assert dsctl("snapshot", "create", "faces", "--from", faces, "--tag", "v2").code == 0
+    report = tmp_path / "report.json"
+    for command in (["dedupe"], ["sample", "--n", "100"]):
+        done = dsctl(*command, "faces@v2", "--as", command[0], "--report", report)
+        assert (done.code, done.err) == (0, "")
+        first, counted, listed = done.out.splitlines()
+        assert re.search(r"  10 images, 0 left out$|  10 of 10 images$", first)
+        assert counted == "problems  0 repaired, 1 left out, 0 noted"
+        assert listed.startswith("  skipped   image-broken        JPEGImages/a.jpg  ")
+        whole = json.loads(report.read_text())
+        assert [problem["file"] for problem in whole["problems"]] == ["JPEGImages/a.jpg"]
+        assert whole["snapshot"]["ref"].startswith(f"{command[0]}@")
+        refused = dsctl(*command, "faces@v2", "--as", "other", "--report", tmp_path)
+        assert (refused.code, "--report" in refused.err) == (2, True)
 
 
 def test_every_format_can_be_asked_for() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from pathlib import Path
 
 import pytest
@@ -192,6 +193,10 @@ def test_problems_are_listed_with_their_places_and_mended(tmp_path: Path, dsctl:
     assert (done.code, done.err) == (0, "")
     assert f"  repaired  class-spelling      Annotations/2.xml:3  {message}, and is now so everywhere" in done.out
     assert dsctl("stats", "mended@v1", "--problems").out == "no problems\n"
+    report = tmp_path / "report.json"
+    assert dsctl("stats", "faces", "--fix", "--as", "mended", "--report", report).code == 0
+    assert json.loads(report.read_text())["report"]["problem_counts"] == {"class-spelling": 1}
+    assert "--problems --json" in dsctl("stats", "faces", "--report", report).err
     for refused in (["--fix"], ["--as", "x"], ["--predictions", "faces"], ["--fix", "--as", "x", "--predictions", "y"]):
         assert dsctl("stats", "faces", *refused).code == 2
 

@@ -101,7 +101,7 @@ def test_a_box_that_two_files_have_counts_once_and_is_reported(found) -> None:
     )
     assert boxes == {"images/a.jpg": [ONE, TWO, (1, 2, 3, 4)], "images/b.jpg": [ONE]}
     assert codes(problems) == [("image-repeated", "noted", "annotations/two.json")]
-    assert "1 box(es) are the same and count once, 1 more are taken, too" in problems[0].message
+    assert "Boxes that are the same and count once: 1; more, which are taken, too: 1" in problems[0].message
 
 
 def test_a_file_of_captions_beside_one_of_objects_is_no_problem_and_problems_name_the_latter(converted) -> None:

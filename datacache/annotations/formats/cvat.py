@@ -279,7 +279,7 @@ class _CvatReader:
             for between in missing:
                 self._take_at(between, shape_between(shape, then, (between - frame) / (until - frame)))
         if made:
-            message = f"a track has no shape in {made:,} frame(s) between others; it is taken to move evenly there"
+            message = f"a track has no shape in frames between others ({made:,}); it is taken to move evenly there"
             self._of_file.add("track-interpolated", "noted", message, self._line)
 
     def _take_at(self, frame: int, shape: CvatShape) -> None:

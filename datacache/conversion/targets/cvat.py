@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from datacache.annotations.formats import cvat
 from datacache.annotations.model import Annotation, Problem
 from datacache.conversion.targets.base import SAID, About, File, Target
+from datacache.core.counters import count
 from datacache.core.errors import UsageError
 
 
@@ -60,7 +61,7 @@ class CvatVideo(Target):
         alone = sum(box.extra is None or box.extra.track < 0 for box in annotation.boxes)
         if not alone:
             return (), ()
-        message = f"{alone:,} object(s) have no track; each is one of a single frame"
+        message = f"{count(alone, 'object')} without a track: each is one of a single frame"
         return (), [Problem("track-made", "noted", annotation.source or annotation.path, 0, message)]
 
     def _finish(self) -> Iterator[File]:
