@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any, NamedTuple
 
 from xxhash import xxh3_64_intdigest
@@ -38,6 +39,8 @@ from datacache.reader.snapshot import Snapshot
 Progress = Callable[[str, int, int], None]
 """Step, images done, images in all."""
 _SHOWN = 10
+_AT_A_TIME = 64
+"""Images whose labels are written together."""
 _IMAGE_FOLDERS = frozenset({"jpegimages", "images", "obj_train_data"})
 _UNANNOTATED_HINT = "--keep-unannotated takes images that have no annotation."
 _LABELS_HINT = "The format has labels of whole images alone. Choose one that has objects: --to yolo, for one."
@@ -316,24 +319,32 @@ def _write(
     """The entries of the result, in no particular order."""
     names = _Names()
     newest = 0
-    for image in images:
-        annotation, entry = image.annotation, image.entry
-        wanted = target.relative(_relative(annotation.path), image.split, annotation.labels)
-        relative, problems = names.give(wanted, image, below=image.ref.partition("@")[0] if target.of_objects else "")
-        path = target.image_path(relative, image.split)
-        try:
-            placed = fit(annotation, target.holds, report.problems)._replace(path=path)
-        except Exception as exc:  # noqa: BLE001 - one image must not end the conversion of all
-            report.problems.append(unforeseen(exc, annotation.source or image.path, f"{quote(image.path)} is"))
-            continue
-        own, more = target.add(placed, image.split, annotated=image.annotated)
-        report.problems += (*problems, *more)
-        yield files.refer(entry._replace(path=path.encode("utf-8", "surrogateescape")))
-        for name, data in own:
-            yield from files.add(name, data, entry.mtime_ns)
-        newest = max(newest, entry.mtime_ns)
-        report.count(image, of_objects=target.of_objects)
-        progress("writing", report.written, max(report.written, report.images))  # tiles are more than their images
+    images = iter(images)
+    while some := list(islice(images, _AT_A_TIME)):
+        placed: list[tuple[Image, Annotation]] = []
+        for image in some:
+            annotation = image.annotation
+            wanted = target.relative(_relative(annotation.path), image.split, annotation.labels)
+            below = image.ref.partition("@")[0] if target.of_objects else ""
+            relative, problems = names.give(wanted, image, below=below)
+            path = target.image_path(relative, image.split)
+            try:
+                placed.append((image, fit(annotation, target.holds, report.problems)._replace(path=path)))
+            except Exception as exc:  # noqa: BLE001 - one image must not end the conversion of all
+                report.problems.append(unforeseen(exc, annotation.source or image.path, f"{quote(image.path)} is"))
+                continue
+            report.problems += problems
+        target.expect([annotation for _, annotation in placed])
+        for image, annotation in placed:
+            own, more = target.add(annotation, image.split, annotated=image.annotated)
+            report.problems += more
+            entry = image.entry
+            yield files.refer(entry._replace(path=annotation.path.encode("utf-8", "surrogateescape")))
+            for name, data in own:
+                yield from files.add(name, data, entry.mtime_ns)
+            newest = max(newest, entry.mtime_ns)
+            report.count(image, of_objects=target.of_objects)
+            progress("writing", report.written, max(report.written, report.images))  # tiles are more than their images
     for name, data in target.finish():
         yield from files.add(name, data, newest)
     yield from files.end_pack()

@@ -45,7 +45,7 @@ def test_boxes_are_written_as_they_were_read(text: str, size: tuple[int, int]) -
 def test_polygons_are_written_as_they_were_read(text: str, size: tuple[int, int]) -> None:
     annotation, problems = read(text, size)
     assert not problems
-    assert yolo.write_outlines(annotation, IDS).decode() == text
+    assert yolo.write_outlines([annotation], IDS)[0].decode() == text
 
 
 @cases
@@ -53,7 +53,7 @@ def test_polygons_are_written_as_they_were_read(text: str, size: tuple[int, int]
 def test_rotated_boxes_are_written_as_they_were_read(text: str, size: tuple[int, int]) -> None:
     annotation, _ = read(text, size, rotated=True)
     assert all(box.extra and isinstance(box.extra.outline, Rotated) for box in annotation.boxes)
-    assert yolo.write_outlines(annotation, IDS).decode() == text
+    assert yolo.write_outlines([annotation], IDS)[0].decode() == text
 
 
 @st.composite
@@ -106,7 +106,7 @@ def test_what_has_no_outline_is_written_as_its_corners_and_all_inside_the_image(
         Box("dog", 0, 0, 100, 9, extra=Extra(Polygon(pack((-0.001, 0, 100.0001, 0, 50, 9))))),
         Box("cow", 1, 1, 2, 2),
     )
-    assert yolo.write_outlines(Annotation("a.jpg", 100, 200, boxes), IDS).decode() == (
+    assert yolo.write_outlines([Annotation("a.jpg", 100, 200, boxes)], IDS)[0].decode() == (
         "0 0.100000 0.100000 0.300000 0.100000 0.300000 0.200000 0.100000 0.200000\n"
         "1 0.000000 0.000000 1.000000 0.000000 0.500000 0.045000\n"
     )

@@ -67,7 +67,8 @@ def annotations(draw: st.DrawFn) -> Annotation:
 def test_every_object_is_a_line_that_ultralytics_loads(annotation: Annotation) -> None:
     for to, task in (("yolo", "detect"), ("yolo-segment", "segment"), ("yolo-pose", "pose"), ("yolo-obb", "obb")):
         target = TARGETS[to](ABOUT)
-        ((path, labels),), _ = target.add(fit(annotation, target.holds, []), "", annotated=True)
+        target.expect([fitted := fit(annotation, target.holds, [])])
+        ((path, labels),), _ = target.add(fitted, "", annotated=True)
         assert path == "labels/a.txt"
         rows = accepted(labels, task)
         assert [ABOUT.classes[int(row[0])] for row in rows] == [box.label for box in annotation.boxes]

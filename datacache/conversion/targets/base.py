@@ -67,9 +67,12 @@ class Target:
         """Return where an image goes. `relative` is unique up to its extension."""
         return f"{self.folder}/{split}/{relative}" if split and self.split_folders else f"{self.folder}/{relative}"
 
+    def expect(self, annotations: Sequence[Annotation]) -> None:
+        """Look at images before each of them is added: for what is quicker of many at once."""
+
     def add(self, annotation: Annotation, split: str, *, annotated: bool) -> tuple[Sequence[File], Sequence[Problem]]:
-        """Return the files that belong to this image alone. `annotation.path` is the image's path in the result, as
-        `image_path` gave it; `annotated` is false for a background image without annotation."""
+        """Return the files that belong to this image alone, after `expect`. `annotation.path` is the image's path in
+        the result, as `image_path` gave it; `annotated` is false for a background image without annotation."""
         labels = () if "labels" in self.holds else annotation.labels
         captions = () if "captions" in self.holds else annotation.captions
         if labels or captions:

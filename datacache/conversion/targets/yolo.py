@@ -55,13 +55,21 @@ class YoloSegment(Yolo):
 
     holds = frozenset({"polygon"})
 
+    def __init__(self, about: About) -> None:
+        super().__init__(about)
+        self._written: dict[str, bytes] = {}
+
+    def expect(self, annotations: Sequence[Annotation]) -> None:
+        files = yolo.write_outlines(annotations, self._ids)
+        self._written = {annotation.path: data for annotation, data in zip(annotations, files, strict=True)}
+
     def _labels_of(self, annotation: Annotation) -> tuple[bytes, Sequence[Problem]]:
         alone = [box for box in annotation.boxes if box.label in self._ids and not (box.extra and box.extra.outline)]
         problems = []
         if alone:
             message = f"{annotation.path}: the boxes of {count(len(alone), 'object')} are written as their four corners"
             problems.append(Problem("box-outlined", "noted", annotation.source, alone[0].line, message))
-        return yolo.write_outlines(annotation, self._ids), problems
+        return self._written[annotation.path], problems
 
 
 class YoloObb(YoloSegment):
