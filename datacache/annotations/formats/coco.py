@@ -185,18 +185,19 @@ class _Reader:
         self._skeletons: dict[str, Skeleton] = {}
         self._supercategories: dict[str, str] = {}
         self.number = 0  # of the annotation that is being read, from 1
-        self._entry, self._own_id, self._image = ("", 0), "", ""
+        self._entry, self._image = ("", 0), ""
+        self._own_id: JSON = None
 
     def begin(self, name: str, number: int) -> None:
         """Begin with an element of a list."""
         self.number = number + 1 if name == "annotations" else 0
-        self._entry, self._own_id, self._image = (name, number), "", ""
+        self._entry, self._own_id, self._image = (name, number), None, ""
 
     @property
     def where(self) -> str:
         """Name the element that is being read, for messages."""
         name, number = self._entry
-        id, image = self._own_id, self._image
+        id, image = to_id(self._own_id), self._image
         shown = f", id {id if len(id) <= 60 else quote(id)}" if id else ""
         return f"{name}[{number}]{shown}{f', of {quote(image)}' if image else ''}"
 
@@ -279,7 +280,7 @@ class _Reader:
 
     def object(self, entry: dict[str, JSON]) -> None:
         """Take one of `annotations`."""
-        image_id, self._own_id = to_id(entry.get("image_id")), to_id(entry.get("id")) or ""
+        image_id, self._own_id = to_id(entry.get("image_id")), entry.get("id")
         image = self._images.get(image_id) if image_id is not None else None
         if image is None:
             reason = self._lost_ids.get(image_id or "", "which is no image's")

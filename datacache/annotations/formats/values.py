@@ -35,9 +35,9 @@ def load(data: bytes, file: str) -> JSON:
 
 def to_id(value: JSON) -> str | None:
     """Return an id to compare by: the number 1 and the text '1' are one, as tools that write both expect."""
-    if isinstance(value, bool):
-        return None
-    if isinstance(value, int) or (isinstance(value, float) and value.is_integer()):
+    if type(value) is int:  # and no bool; nearly always
+        return str(value)
+    if isinstance(value, float) and value.is_integer():
         return str(int(value))
     return value if isinstance(value, str) and value.strip() else None
 
