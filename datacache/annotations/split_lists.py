@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Final
 
 from datacache.annotations.classes import read_data_yaml
 from datacache.annotations.formats import cvat
+from datacache.annotations.formats.json_stream import Data, read_lines
 from datacache.annotations.layout import Layout, Read, text
-from datacache.annotations.model import Problem, quote
+from datacache.annotations.model import Problem, Problems, quote
 from datacache.annotations.pairing import (
     class_and_split,
     file_split,
@@ -25,6 +26,7 @@ from datacache.annotations.pairing import (
 )
 from datacache.core.errors import AnnotationError
 
+_MAX_RECODED: Final = 64 * 2**20
 _COLUMN: Final = re.compile(rb"(.*\S)\s+(?:-1|0|1)")
 _ORDER: Final = ("train", "val", "test", "trainval")
 _UP: Final = re.compile(rb"^(?:\.{0,2}/)+|^[A-Za-z]:/")
@@ -133,8 +135,9 @@ class ListedSplits:
         return split
 
 
-def read_splits(read: Read, layout: Layout) -> ListedSplits:
-    """Read all splits of a snapshot; without any, every image is in the split ''.
+def read_splits(read: Read, layout: Layout, open: Callable[[bytes], Data] | None = None) -> ListedSplits:
+    """Read all splits of a snapshot; without any, every image is in the split ''. `open` gives a list that is read
+    piece by piece; else `read` gives all of it.
 
     An image in two lists is in the first of train, val and test, and reported. `trainval` counts where train or val has
     no list of its own, for what is in no other list: it is then in the missing one of the two (train, if both are).
@@ -149,8 +152,8 @@ def read_splits(read: Read, layout: Layout) -> ListedSplits:
         for of, file in files:
             if of != split or (split == "trainval" and {"train", "val"} <= found):
                 continue
-            paths = file in layout.image_lists
-            for number, name in _names(read(file)):
+            paths, problems = file in layout.image_lists, Problems(text(file))
+            for number, _, name in _names((open or read)(file), problems):
                 if _is_comment(name) or (paths and not is_image(name)):
                     what = "a comment" if name.startswith(b"#") else "no path of an image"
                     message = f"{quote(text(name))} is {what}; the line is passed over"
@@ -164,6 +167,7 @@ def read_splits(read: Read, layout: Layout) -> ListedSplits:
                     number,
                     rest=split == "trainval",
                 )
+            splits.problems += problems
     if layout.format == "cvat" and not found | layout.split_folders:
         for file in layout.lists:
             for image, subset in cvat.subsets(read(file)):
@@ -183,12 +187,11 @@ def cut_down(data: bytes, images: Collection[bytes]) -> bytes:
         stem = without_extension(image)
         by_name.setdefault(stem.rpartition(b"/")[2], []).append(stem)
 
-    lines = _lines(data)
     kept = []
-    for number, name in _names(data):
+    for _, line, name in _names(data, Problems("")):
         stem = _listed_path(name)
         if any(_fit(stem, image) for image in by_name.get(stem.rpartition(b"/")[2], ())):
-            kept.append(lines[number - 1] + b"\n")
+            kept.append(line + b"\n")
     return b"".join(kept)
 
 
@@ -198,28 +201,44 @@ def _listed_path(name: bytes) -> bytes:
     return without_extension(path) if is_image(path) else path
 
 
-def _names(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield the names in a list, comments too, and their lines. A column of -1, 0 and 1 in all lines is no name: lists
-    of single classes have it."""
-    lines = _lines(data)
-    columns = [_COLUMN.fullmatch(line) for line in lines if line and not _is_comment(line)]
-    # Where names would be the same without it, the number is a part of them.
-    flagged = all(columns) and len({match[1] for match in columns if match}) == len(columns)
-    flagged |= all(columns) and any(line.endswith(b"-1") for line in lines)
-    for number, line in enumerate(lines, 1):
+def _names(data: Data, problems: Problems) -> Iterator[tuple[int, bytes, bytes]]:
+    """Yield the lines of a list that are not empty, comments too: their numbers, all of each, and the names in them. A
+    column of -1, 0 and 1 in all lines is no name: lists of single classes have it."""
+    flagged = _has_column(data)
+    for number, line in _lines(data, problems):
         match = _COLUMN.fullmatch(line) if flagged else None
-        if line:
-            yield number, match[1] if match and not _is_comment(line) else line
+        yield number, line, match[1] if match and not _is_comment(line) else line
+
+
+def _has_column(data: Data) -> bool:
+    names: set[bytes] = set()
+    count, negative = 0, False
+    for _, line in _lines(data, Problems("")):
+        if not _is_comment(line):
+            match = _COLUMN.fullmatch(line)
+            if match is None:
+                return False
+            names.add(match[1])
+            count += 1
+        negative |= line.endswith(b"-1")
+    # Where names would be the same without it, the number is a part of them.
+    return negative or len(names) == count
 
 
 def _is_comment(line: bytes) -> bool:
     return re.match(rb"#+(?:\s|$)", line) is not None  # a name may begin with #
 
 
-def _lines(data: bytes) -> list[bytes]:
-    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        data = data.decode("utf-16", "replace").encode()
-    return [line.strip() for line in data.removeprefix(codecs.BOM_UTF8).replace(b"\\", b"/").splitlines()]
+def _lines(data: Data, problems: Problems) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines that are not empty, with their numbers."""
+    if bytes(data[:2]) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+        if len(data) > _MAX_RECODED:
+            problems.add("line-malformed", "skipped", f"of UTF-16 the first {_MAX_RECODED >> 20} MiB are read")
+        data = bytes(data[:_MAX_RECODED]).decode("utf-16", "replace").encode()
+    for number, line in read_lines(data, problems, newline=None, errors="surrogateescape"):
+        stripped = line.encode("utf-8", "surrogateescape").replace(b"\\", b"/").strip()
+        if stripped:
+            yield number, stripped
 
 
 def _fit(listed: bytes, image: bytes) -> bool:

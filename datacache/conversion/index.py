@@ -116,7 +116,7 @@ class Annotations:
 
     def splits(self) -> ListedSplits:
         """Read the splits that the data set brings."""
-        return read_splits(self.source.read, self.source.layout)
+        return read_splits(self.source.read, self.source.layout, self.source.open)
 
     def table(self, *, processes: int | None = None, progress: Progress = lambda _what, _done, _total: None) -> Table:
         """Return all of them: from the catalog, or read now and kept there.

@@ -448,6 +448,10 @@ class AnnotationSource:
         """Return the bytes of a file, at most `limit` from its beginning on."""
         return _StoredFile(self._snapshot, path)[:limit]
 
+    def open(self, path: bytes) -> Content:
+        """Return the bytes of a file, which are read as they are asked for."""
+        return _StoredFile(self._snapshot, path)
+
     def fingerprint(self) -> bytes:
         """Return what, besides an image and its own annotation, decides how the annotation is read."""
         return repr((self.format, self.classes, self.pose, self.rotated, self.mask_classes)).encode()

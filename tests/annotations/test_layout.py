@@ -6,10 +6,11 @@ import json
 
 import pytest
 
-from datacache.annotations.formats import yolo
+from datacache.annotations import split_lists
+from datacache.annotations.formats import json_stream, yolo
 from datacache.annotations.layout import detect, read_class_list
 from datacache.annotations.pairing import file_split, folder_split
-from datacache.annotations.split_lists import read_splits
+from datacache.annotations.split_lists import cut_down, read_splits
 from datacache.core.errors import AnnotationError, UsageError
 from tests.annotations.folders import Folder
 
@@ -255,6 +256,39 @@ def test_an_odd_line_in_a_list_is_passed_over_and_reported():
         ("split-line", "noted", "val.txt", 1),
         ("split-line", "noted", "val.txt", 4),
     ]
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_a_list_is_read_line_by_line_and_an_overlong_line_is_left_out(
+    encoding: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(json_stream, "MAX_ELEMENT", 100)
+    text = f"a  -1\r\n{'x' * 200}\r\rb   1\n\u2028c  0\n"
+    images = {"ImageSets/Main/train.txt": text.encode(encoding)}
+    images |= {f"JPEGImages/{name}.jpg": b"" for name in "ab"} | {f"Annotations/{name}.xml": XML for name in "ab"}
+    folder = Folder(images)
+    opened: list[bytes] = []
+
+    def read_none(path: bytes, limit: int | None = None, /) -> bytes:
+        raise AssertionError
+
+    found = read_splits(
+        read_none, detect(folder.manifest, folder.read), lambda path: opened.append(path) or folder[path]
+    )
+    assert opened == [b"ImageSets/Main/train.txt"]
+    assert [found.of(f"JPEGImages/{name}.jpg".encode()) for name in "ab"] == ["train", "train"]
+    assert [problem[:4] for problem in found.problems] == [("line-malformed", "skipped", "ImageSets/Main/train.txt", 2)]
+    assert cut_down(text.encode(encoding), [b"JPEGImages/b.jpg"]) == b"b   1\n"
+
+
+def test_of_a_list_in_utf_16_the_beginning_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(split_lists, "_MAX_RECODED", 12)
+    folder = Folder(
+        {"ImageSets/Main/train.txt": "a\nb\nlost\n".encode("utf-16"), "JPEGImages/a.jpg": b"", "a.xml": XML}
+    )
+    found = read_splits(folder.read, detect(folder.manifest, folder.read))
+    assert found.of(b"JPEGImages/a.jpg") == "train"
+    assert [(problem.code, problem.action) for problem in found.problems] == [("line-malformed", "skipped")]
 
 
 def test_entries_that_name_no_image_are_reported_once_for_each_list():
