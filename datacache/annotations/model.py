@@ -261,7 +261,7 @@ PROBLEMS: Final[dict[str, str]] = {
     "keypoints-padded": "The format has as many keypoints for each object, and an object has fewer",
     "box-of-keypoints": "The format has keypoints without a box, and an object has one of its own",
     "keypoints-left-out": "The format has no keypoints, or none for this object",
-    "details-left-out": "The format has no attributes, flags, tracks, groups, scores or authors, or not these",
+    "details-left-out": "The format lacks attributes, flags, tracks, groups, scores, authors or names of keypoints",
     "objects-left-out": "The format has labels of images, and no objects or captions",
     "labels-left-out": "The format has one label an image",
     "label-folder": "The format has folders of classes, and a label can be no folder",

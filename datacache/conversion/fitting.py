@@ -11,10 +11,10 @@ look at each. Pure, any thread; NumPy, shapely and pycocotools are imported for 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, Final
 
-from datacache.annotations.formats.geometry import around_keypoints
+from datacache.annotations.formats.geometry import boxes_keypoints
 from datacache.annotations.model import Annotation, Box, Problem, quote
 from datacache.annotations.shapes.outline import NOTHING, Extra, Mask, Outline, Polygon, Rotated, rings
 from datacache.core.counters import count
@@ -23,8 +23,6 @@ _OUTLINES: Final = frozenset({"polygon", "mask", "rotated"})
 _JOINED_BYTES: Final = 2 * 10**9
 """Rings times bytes of points: beyond, each ring is joined to the first point of all, not the nearest."""
 _PAIRS_AT_ONCE: Final = 4_000_000
-_ROUNDED: Final = 0.01
-"""Pixels."""
 _FLAGS: Final = ("difficult", "truncated", "occluded")
 _NO_DETAILS: Final = (False, False, False, ())
 _DETAILS: Final = ("track", "group", "score", "author")
@@ -35,7 +33,7 @@ def fit(annotation: Annotation, holds: frozenset[str], problems: list[Problem]) 
     """Return what a format can hold of an annotation: `holds` are kinds as in `Target.holds`."""
     if not any(box.extra for box in annotation.boxes):
         return annotation
-    fitting = _Fitting(holds, annotation.width, annotation.height)
+    fitting = _Fitting(holds, annotation)
     boxes = tuple(box if box.extra is None else fitting.fitted(box, box.extra) for box in annotation.boxes)
     for code, (message, objects, line) in fitting.changes.items():
         of = f" of {count(objects, 'object')}"
@@ -47,8 +45,9 @@ def fit(annotation: Annotation, holds: frozenset[str], problems: list[Problem]) 
 class _Fitting:
     """The changes of one image."""
 
-    def __init__(self, holds: frozenset[str], width: int, height: int) -> None:
-        self._holds, self._width, self._height = holds, width, height
+    def __init__(self, holds: frozenset[str], image: Annotation) -> None:
+        self._holds, self._image = holds, image
+        self._width, self._height = image.width, image.height
         self._plain = "polygon" in holds
         self.changes: dict[str, tuple[str, int, int]] = {}
         """Code → message, number of objects, and the first one's line."""
@@ -63,8 +62,8 @@ class _Fitting:
         outline, keypoints = extra.outline, extra.keypoints
         if self._plain and type(outline) is Polygon and not outline.ends and extra[1:6] == NOTHING[1:6]:
             return box  # nearly every polygon of nearly every data set
-        boxed = "box+keypoints" in self._holds
-        if keypoints is not None and ("keypoints" not in self._holds or not (boxed or any(keypoints.visible))):
+        held = "absent keypoints" if keypoints is not None and not any(keypoints.visible) else "keypoints"
+        if keypoints is not None and held not in self._holds:
             self.say("keypoints-left-out", "the keypoints{of} are left out", box.line)
             keypoints = None
         if outline is not None:
@@ -73,10 +72,9 @@ class _Fitting:
             else:
                 self._say_boxed(outline, box)
                 outline = None
-        if keypoints is not None and not boxed:
-            edges = around_keypoints(keypoints, self._width, self._height) or box[1:5]
-            if max(abs(a - b) for a, b in zip(edges, box[1:5], strict=True)) > _ROUNDED:
-                self.say("box-of-keypoints", "the boxes{of} became those around their keypoints", box.line)
+        alone = keypoints is not None and outline is None
+        if alone and "box+keypoints" not in self._holds and not boxes_keypoints(box, self._image):
+            self.say("box-of-keypoints", "the boxes{of} became those around their keypoints", box.line)
         kept = extra._replace(outline=outline, keypoints=keypoints)
         if outline is not extra.outline:
             kept = kept._replace(area=None)
@@ -138,15 +136,17 @@ class Losses:
     """Counts the objects of a conversion by what else they have that the format cannot hold. Fed before image
     operations: what is cut into tiles counts once, and that it was cut does not count."""
 
-    def __init__(self, holds: frozenset[str]) -> None:
+    def __init__(self, holds: frozenset[str], skeletons: Collection[str] = ()) -> None:
+        """Take the kinds that the format holds (`Target.holds`), and the classes whose keypoints have names."""
         self._holds = holds
+        self._named = skeletons if "keypoints" in holds and "names" not in holds else ()
         self._objects: Counter[str] = Counter()
         self._first = "", 0
 
     def take(self, annotation: Annotation) -> None:
         """Count the objects of an image."""
         for box in annotation.boxes:
-            if box[5:9] == _NO_DETAILS and (box.extra is None or box.extra[2:6] == NOTHING[2:6]):
+            if box[5:9] == _NO_DETAILS and (box.extra is None or box.extra[1:6] == NOTHING[1:6]):
                 continue
             lost = list(self._lost_of(box))
             if lost and not self._objects:
@@ -170,6 +170,8 @@ class Losses:
         if "attributes" not in holds:
             yield from (quote(name) for name in dict(box.attributes) if f"attribute {name}" not in holds)
         yield from (name for name in _DETAILS if getattr(extra, name) != getattr(NOTHING, name) and name not in holds)
+        if box.label in self._named and extra.keypoints:
+            yield "names of keypoints"
 
 
 def _joined(parts: list[tuple[bytes, bool]]) -> bytes:

@@ -127,7 +127,7 @@ def run(
     sources: list[Source] = list(snapshot.manifest.root.sources)
     files = NewFiles(sources, catalog.put_blobs, open_objects)
     builder = ManifestBuilder(sources, catalog.put_blobs)
-    losses = Losses(target.holds)
+    losses = Losses(target.holds, about.skeletons)
     images: Iterable[Image] = _images(
         inputs, plan, mending, files, classes=frozenset(order), target=target, losses=losses, report=report
     )

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 
+from datacache.annotations.model import Box
 from datacache.annotations.shapes.outline import Extra, Keypoints, Mask, Polygon, Rotated, pack, polygon_of
 
 cases = settings(max_examples=int(os.environ.get("DATACACHE_TEST_CASES") or 200))
@@ -78,3 +80,9 @@ def points_within(width: int, height: int, low: int = 3, high: int = 8) -> st.Se
     return st.lists(st.tuples(hundredths(width), hundredths(height)), min_size=low, max_size=high).map(
         lambda found: pack(value for point in found for value in point)
     )
+
+
+def one_of_a_kind(found: Sequence[Box]) -> bool:
+    """Tell whether no two objects have both group and class in common: those may be one, if one has keypoints alone."""
+    grouped = [(box.label, box.extra.group) for box in found if box.extra and box.extra.group >= 0]
+    return len(grouped) == len({*grouped})

@@ -42,8 +42,8 @@ APART = polygon_of([pack(SQUARE), pack((20, 20, 26, 20, 26, 26))])
 MASK = encode(np.ones((3, 4), bool), 5, 6, 30, 30)
 TURNED = Rotated(pack((6, 2, 10, 6, 6, 10, 2, 6)))
 POINTS = Keypoints(pack((3, 3, 4, 4)), b"\2\0")
-SEGMENT, OBB, POSE, COCO, CVAT, BOXES = (
-    TARGETS[name].holds for name in ("yolo-segment", "yolo-obb", "yolo-pose", "coco", "cvat", "yolo")
+SEGMENT, OBB, POSE, COCO, CVAT, VIDEO, BOXES = (
+    TARGETS[name].holds for name in ("yolo-segment", "yolo-obb", "yolo-pose", "coco", "cvat", "cvat-video", "yolo")
 )  # type: ignore[attr-defined]
 
 
@@ -82,6 +82,8 @@ def test_what_has_no_counterpart_is_left_out(holds: frozenset[str], extra: Extra
         (COCO, Extra(APART, POINTS, score=0.5, area=3.0)),
         (COCO, Extra(MASK)),
         (MASKS, Extra(MASK)),
+        (CVAT, Extra(TURNED, POINTS)),
+        (CVAT, Extra(keypoints=POINTS)),
     ],
 )
 def test_what_is_held_is_left_as_it_is(holds: frozenset[str], extra: Extra) -> None:
@@ -99,7 +101,7 @@ def test_an_outline_becomes_the_nearest_thing_that_is_held() -> None:
     assert bounds(inside.outline.points) == (0, 2, 8, 6)
     assert fitted(COCO, Extra(HOLED)) == ([Extra(fill(HOLED, 30, 30))], [("polygon-masked", "changed")])
     assert fitted(POSE, Extra(APART, POINTS)) == ([Extra(keypoints=POINTS)], [("polygon-boxed", "changed")])
-    assert fitted(CVAT, Extra(keypoints=POINTS)) == ([Extra(keypoints=POINTS)], [("box-of-keypoints", "changed")])
+    assert fitted(VIDEO, Extra(keypoints=POINTS)) == ([Extra(keypoints=POINTS)], [("box-of-keypoints", "changed")])
     nowhere = POINTS._replace(visible=b"\0\0")
     assert fitted(CVAT, Extra(TURNED, nowhere)) == ([Extra(TURNED)], [("keypoints-left-out", "changed")])
     (traced,), problems = fitted(SEGMENT, Extra(MASK))
@@ -203,6 +205,16 @@ def test_what_is_no_shape_is_one_line_a_conversion(to: str, lost: str, monkeypat
     message = f"left out, as the format does not hold them: {lost}"
     assert problem == Problem("details-left-out", "changed", "b.jpg.xml", 7, message)
     assert fitted(BOXES, Extra(track=1, group=2, score=0.5, author="me")) == ([None], [])
+
+
+@pytest.mark.parametrize(
+    ("to", "lost"), [("labelme", "names of keypoints (1 object)"), ("yolo-pose", ""), ("yolo", "")]
+)
+def test_names_of_keypoints_are_counted_where_keypoints_are_held_without(to: str, lost: str) -> None:
+    losses = Losses(TARGETS[to].holds, {"cat"})  # type: ignore[attr-defined]
+    boxes = (Box(label, 2, 2, 12, 12, extra=Extra(keypoints=POINTS)) for label in ("cat", "dog"))
+    losses.take(Annotation("a.jpg", 30, 30, (*boxes, Box("cat", 1, 1, 2, 2, extra=Extra(TURNED)))))
+    assert [problem.message.rpartition(": ")[2] for problem in losses.problems()] == ([lost] if lost else [])
 
 
 def test_nothing_is_said_where_nothing_is_lost() -> None:

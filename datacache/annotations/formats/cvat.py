@@ -31,7 +31,15 @@ from datacache.annotations.formats.cvat_shapes import (
     text_of,
     unescaped,
 )
-from datacache.annotations.formats.geometry import MAX_POINTS, Geometry, MaskBudget, ShapeError, around
+from datacache.annotations.formats.geometry import (
+    MAX_POINTS,
+    Geometry,
+    MaskBudget,
+    ShapeError,
+    around,
+    parted,
+    rejoined,
+)
 from datacache.annotations.formats.json_stream import Data
 from datacache.annotations.formats.values import parse_number
 from datacache.annotations.model import Action, Annotation, Box, Draft, DraftFile, Problem, Problems, quote
@@ -242,7 +250,7 @@ class _CvatReader:
             return
         width, height = (self._pixels(given, side) for side in ("width", "height"))
         placed = f"{subset}/{name}" if subset and not name.startswith(f"{subset}/") else name
-        draft = Draft(self._file, placed, width, height, tuple(self._boxes), tuple(self._labels), self._line)
+        draft = Draft(self._file, placed, width, height, rejoined(self._boxes), tuple(self._labels), self._line)
         self._images.append((draft._replace(subset=subset), problems))
 
     def _pixels(self, given: Mapping[str, str], side: str) -> int:
@@ -368,7 +376,7 @@ def write(
         lines = [f'  <image id="{number}" name={quoted(annotation.path)}{subset}']
         lines.append(f' width="{annotation.width}" height="{annotation.height}">\n')
         lines += [f'    <tag label={quoted(label)} source="manual">\n    </tag>\n' for label in annotation.labels]
-        lines += [shape_text(box, skeletons, f"label={quoted(box.label)}", "") for box in annotation.boxes]
+        lines += [shape_text(box, skeletons, f"label={quoted(box.label)}", "") for box in parted(annotation)]
         yield ("".join(lines) + "  </image>\n").encode("utf-8")
     yield b"</annotations>\n"
 

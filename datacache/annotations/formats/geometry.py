@@ -6,10 +6,23 @@ Pure functions, any thread.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
-from datacache.annotations.shapes.outline import Edges, Keypoints, Outline, Polygon, bounds, pack, unpack
+from datacache.annotations.model import Annotation, Box
+from datacache.annotations.shapes.outline import (
+    NOTHING,
+    Edges,
+    Extra,
+    Keypoints,
+    Outline,
+    Polygon,
+    bounds,
+    pack,
+    unpack,
+)
 
 MAX_POINTS: Final = 100_000
 """Of one object."""
@@ -19,6 +32,10 @@ ROUND_POINTS: Final = 64
 """Of the polygon that a circle or an ellipse becomes."""
 _MASK_PIXELS, _MASK_PIXELS_A_BYTE = 2**28, 1024
 """The pixels of all masks of a file, and those that each of its bytes adds: a row of a large mask is a few bytes."""
+_ROUNDED: Final = 0.01
+"""Pixels."""
+_GROUPS_OF_ONE: Final = 1_000_000
+"""Groups above are of the shapes of one object that has no group."""
 _ON_EDGE: Final = 0.5
 """Points that span no area get a box that goes so far beyond them."""
 
@@ -89,6 +106,63 @@ def around_keypoints(keypoints: Keypoints, width: float = math.inf, height: floa
     points = zip(*[iter(unpack(keypoints.points))] * 2, keypoints.visible, strict=True)
     there = pack(value for x, y, seen in points if seen for value in (x, y))
     return around(there, width, height) if there else None
+
+
+def parted(annotation: Annotation) -> Iterator[Box]:
+    """Yield the objects as shapes of tools that give each one geometry: keypoints beside an outline, or beside a box
+    that is not the one around them, are a shape of their own, in one group with the object's."""
+    taken = max((box.extra.group for box in annotation.boxes if box.extra), default=-1)
+    for box in annotation.boxes:
+        extra = box.extra or NOTHING
+        keypoints, group = extra.keypoints, extra.group
+        if keypoints is None or (extra.outline is None and boxes_keypoints(box, annotation)):
+            yield box
+            continue
+        if group < 0:
+            group = taken = max(taken, _GROUPS_OF_ONE) + 1
+        edges = around_keypoints(keypoints, annotation.width, annotation.height) or box[1:5]
+        yield box._replace(extra=extra._replace(keypoints=None, group=group))
+        yield Box(box.label, *edges, extra=Extra(keypoints=keypoints, group=group, author=extra.author))
+
+
+def rejoined(boxes: Sequence[Box]) -> tuple[Box, ...]:
+    """Return the objects of an image's shapes that `parted`, or somebody by hand, has put into groups: keypoints belong
+    to the shape of their group and class that is before them, or that is alone with them."""
+    groups: dict[tuple[int, str], list[int]] = {}
+    sizes: Counter[int] = Counter()
+    for n, box in enumerate(boxes):
+        if box.extra is not None and box.extra.group >= 0:
+            groups.setdefault((box.extra.group, box.label), []).append(n)
+            sizes[box.extra.group] += 1
+    found: list[Box | None] = list(boxes)
+    for (group, _), alike in groups.items():
+        pairs = [alike, alike[::-1]] if len(alike) == 2 else pairwise(alike)
+        for one, other in pairs:
+            whole, points = boxes[one].extra or NOTHING, boxes[other].extra or NOTHING
+            if _is_of(boxes[other], boxes[one]):
+                made = group > _GROUPS_OF_ONE and sizes[group] == 2
+                extra = whole._replace(keypoints=points.keypoints, group=-1 if made else group)
+                found[one], found[other] = boxes[one]._replace(extra=extra), None
+    return tuple(box for box in found if box is not None)
+
+
+def boxes_keypoints(box: Box, image: Annotation) -> bool:
+    """Tell whether the box of an object is the one around its keypoints, or near enough to it."""
+    keypoints = box.extra and box.extra.keypoints
+    edges = keypoints and around_keypoints(keypoints, image.width, image.height)
+    return not edges or max(abs(a - b) for a, b in zip(edges, box[1:5], strict=True)) <= _ROUNDED
+
+
+def _is_of(points: Box, other: Box) -> bool:
+    """Tell whether a shape is the keypoints of another one, and says nothing else."""
+    its, whole = points.extra or NOTHING, other.extra or NOTHING
+    return (
+        (its.keypoints is not None and its.outline is None and whole.keypoints is None)
+        and {*points.attributes} <= {*other.attributes}
+        and not any(mine > its_own for mine, its_own in zip(points[5:8], other[5:8], strict=True))
+        and its.score in (None, whole.score)
+        and its.author == whole.author
+    )
 
 
 def turned(points: Iterable[tuple[float, float]], x: float, y: float, degrees: float) -> Iterator[float]:

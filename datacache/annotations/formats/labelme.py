@@ -28,6 +28,8 @@ from datacache.annotations.formats.geometry import (
     ellipse,
     inside,
     masked,
+    parted,
+    rejoined,
 )
 from datacache.annotations.formats.mask_images import open_png
 from datacache.annotations.formats.values import JSON, displayed, kind, load, to_number, to_text
@@ -82,7 +84,7 @@ def parse(data: bytes | memoryview, file: str) -> tuple[Draft, list[Problem]]:
         box = _object(shape, size, problems, number)
         if box is not None:
             boxes.append(box)
-    return Draft(file, name, *size, tuple(boxes), tuple(labels)), problems
+    return Draft(file, name, *size, rejoined(boxes), tuple(labels)), problems
 
 
 def _pixels(content: Mapping[str, JSON], key: str, problems: Problems) -> int:
@@ -269,7 +271,7 @@ _TYPES: Final[dict[str, Callable[[Mapping[str, JSON], tuple[int, int]], Geometry
 def write(annotation: Annotation) -> bytes:
     """Write the file of an image that lies beside it. The same bytes for the same annotation."""
     head = json.dumps({"version": "6.3.1", "flags": dict.fromkeys(annotation.labels, True)})
-    shapes = ",\n".join(json.dumps(_shape(box)) for box in annotation.boxes)
+    shapes = ",\n".join(json.dumps(_shape(box)) for box in parted(annotation))
     name = json.dumps(annotation.path.rpartition("/")[2])
     size = f'"imageHeight": {annotation.height}, "imageWidth": {annotation.width}'
     return f'{head[:-1]}, "shapes": [\n{shapes}\n],\n"imagePath": {name}, "imageData": null, {size}}}\n'.encode()

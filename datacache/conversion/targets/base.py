@@ -15,6 +15,8 @@ from datacache.annotations.shapes.outline import Skeleton
 File = tuple[str, bytes]
 SAID = frozenset({"difficult", "truncated", "occluded", "attributes"})
 """What a format holds that has attributes of objects."""
+POSE = frozenset({"keypoints", "outline+keypoints", "box+keypoints"})
+"""What a format holds that has keypoints beside anything else of an object."""
 
 
 class About(NamedTuple):
@@ -41,9 +43,9 @@ class Target:
     """Images of each split lie in a folder of their own."""
     holds: frozenset[str] = frozenset()
     """The kinds that the format has besides boxes and labels; `fitting` changes all others: `polygon`, `rings` (several
-    of a polygon), `holes`, `mask`, `rotated`, `keypoints`, `outline+keypoints` and
-    `box+keypoints` (of one object), `difficult`, `truncated`, `occluded`, `attributes` (all) or `attribute NAME`,
-    `track`, `group`, `score`, `author`, `captions`, `labels` (of images)."""
+    of a polygon), `holes`, `mask`, `rotated`, `keypoints`, `absent keypoints` (of which none is there), `names` (of
+    keypoints), `outline+keypoints` and `box+keypoints` (of one object), `difficult`, `truncated`, `occluded`,
+    `attributes` (all) or `attribute NAME`, `track`, `group`, `score`, `author`, `captions`, `labels` (of images)."""
     of_objects = True
     """False for a format that has labels of images alone."""
     lists_paths = False

@@ -6,13 +6,11 @@ from collections.abc import Iterator, Sequence
 
 from datacache.annotations.formats import coco
 from datacache.annotations.model import Annotation, Problem
-from datacache.conversion.targets.base import SAID, About, File, Target
+from datacache.conversion.targets.base import POSE, SAID, About, File, Target
 
 
 class Coco(Target):
-    holds = SAID | {
-        *("polygon", "rings", "mask", "keypoints", "outline+keypoints", "box+keypoints", "score", "captions")
-    }
+    holds = SAID | POSE | {"polygon", "rings", "mask", "names", "absent keypoints", "score", "captions"}
 
     def __init__(self, about: About) -> None:
         super().__init__(about)

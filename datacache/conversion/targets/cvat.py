@@ -7,13 +7,13 @@ from collections.abc import Iterator, Sequence
 
 from datacache.annotations.formats import cvat
 from datacache.annotations.model import Annotation, Problem
-from datacache.conversion.targets.base import SAID, About, File, Target
+from datacache.conversion.targets.base import POSE, SAID, About, File, Target
 from datacache.core.counters import count
 from datacache.core.errors import UsageError
 
 
 class Cvat(Target):
-    holds = SAID | {"polygon", "mask", "rotated", "keypoints", "group", "author"}
+    holds = SAID | POSE | {"polygon", "mask", "rotated", "names", "group", "author"}
 
     def __init__(self, about: About) -> None:
         super().__init__(about)
@@ -33,7 +33,7 @@ class Cvat(Target):
 class CvatVideo(Target):
     """Images are the frames, in the order of their paths."""
 
-    holds = Cvat.holds | {"track"}
+    holds = Cvat.holds - {"outline+keypoints", "box+keypoints"} | {"track"}
     split_folders = False
 
     def __init__(self, about: About) -> None:

@@ -6,14 +6,11 @@ from collections.abc import Iterator, Sequence
 
 from datacache.annotations.formats import label_studio
 from datacache.annotations.model import Annotation, Problem
-from datacache.conversion.targets.base import SAID, File, Target
+from datacache.conversion.targets.base import POSE, SAID, File, Target
 
 
 class LabelStudio(Target):
-    holds = SAID | {
-        *("polygon", "mask", "rotated", "keypoints", "outline+keypoints", "box+keypoints"),
-        *("score", "author", "captions", "labels"),
-    }
+    holds = SAID | POSE | {"polygon", "mask", "rotated", "names", "score", "author", "captions", "labels"}
 
     def _add(self, annotation: Annotation, split: str, annotated: bool) -> tuple[Sequence[File], Sequence[Problem]]:
         self._kept.put((split, (annotation, annotated)))

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from datacache.annotations.formats import labelme
 from datacache.annotations.model import Annotation, Problem
 from datacache.conversion.model import stem
-from datacache.conversion.targets.base import SAID, File, Target
+from datacache.conversion.targets.base import POSE, SAID, File, Target
 
 
 class Labelme(Target):
-    holds = SAID | {"polygon", "mask", "rotated", "keypoints", "group", "score"}
+    holds = SAID | POSE | {"polygon", "mask", "rotated", "group", "score"}
 
     def _add(self, annotation: Annotation, split: str, annotated: bool) -> tuple[Sequence[File], Sequence[Problem]]:
         return [(f"{stem(annotation.path)}.json", labelme.write(annotation))] if annotated else [], ()

@@ -81,7 +81,7 @@ class YoloObb(YoloSegment):
 class YoloPose(Yolo):
     """A box and keypoints an object, as many as the class with the most has."""
 
-    holds = frozenset({"keypoints", "box+keypoints"})
+    holds = frozenset({"keypoints", "names", "box+keypoints", "absent keypoints"})
 
     def __init__(self, about: About) -> None:
         super().__init__(about)
