@@ -57,7 +57,9 @@ class CvatVideo(Target):
                 f"frames of a video have one size: {annotation.path} is {size}, and those before are {self._size}",
                 hint="Convert with --resize, or --to cvat.",
             )
-        self._kept.put(("", (self._frame, annotation)))
+        # Names of later images are given before this one is added.
+        frame = int(annotation.path.rpartition("_")[2].partition(".")[0])
+        self._kept.put(("", (frame, annotation)))
         alone = sum(box.extra is None or box.extra.track < 0 for box in annotation.boxes)
         if not alone:
             return (), ()
