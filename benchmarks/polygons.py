@@ -3,8 +3,8 @@ Supervision; and memory for a large set.
 
 Ours starts from a snapshot of a folder. It opens every image for its size, checks every polygon, joins the rings of one
 object, and ends in a snapshot. "again" is a second conversion of the same snapshot, whose annotations the catalog has
-by then. The script writes labels only, to a tmpfs. All run in turn, each round in a fresh home; times are medians,
-memory the largest sum of the resident sets of all processes.
+by then; with `--trust-sizes` it opens no image, as the script does. The script writes labels only, to a tmpfs. All run
+in turn, each round in a fresh home; times are medians, memory the largest sum of the resident sets of all processes.
 
 Peers do a tenth of it once, beside ours and the script: FiftyOne takes minutes for more, and Supervision makes a mask
 of the whole image of each polygon and keeps all in memory. FiftyOne's CPU time is without its database's. Datumaro
@@ -73,8 +73,12 @@ def one_round(home: Home, folder: Path, labels: dict[str, list[list[Ring]]]) -> 
     yield NAIVE, measured([sys.executable, "-P", script, "naive", folder, out])
     check(labels, ((path.stem, path.read_text()) for path in out.iterdir()))
     shutil.rmtree(out)
-    for name, made in ((OURS, "coco-yolo"), (AGAIN, "coco-yolo-again")):
-        command = [DSCTL, "convert", "coco@latest", "--to", "yolo-segment", "--as", made]
+    for name, made, options in (
+        (OURS, "coco-yolo", []),
+        (AGAIN, "coco-yolo-again", []),
+        (f"{OURS} --trust-sizes", "coco-yolo-trusted", ["--trust-sizes"]),
+    ):
+        command = [DSCTL, "convert", "coco@latest", "--to", "yolo-segment", "--as", made, *options]
         yield name, measured(command, env=home.env, beside=home.processes)
         check(labels, snapshot_labels(home, made))
 

@@ -23,6 +23,7 @@ from datacache.annotations.shapes.outline import (
     Polygon,
     Rotated,
     bounds,
+    is_tangled,
 )
 
 SLACK_PX: Final = 0.01
@@ -128,12 +129,9 @@ def _points_checked(
     if len(points) < 3 * POINT_BYTES or x1 >= x2 or y1 >= y2:
         report("polygon-empty", True, f"the outline of {shown} has no area; {stays}")
         return None, None
-    if len(points) > FEW_BYTES:
-        from datacache.annotations.shapes.clip import is_tangled
-
-        if isinstance(outline, Polygon) and is_tangled(outline):
-            report("shape-too-large", True, f"the lines of the outline of {shown} overlap too often; {stays}")
-            return None, None
+    if isinstance(outline, Polygon) and is_tangled(outline):
+        report("shape-too-large", True, f"the lines of the outline of {shown} overlap too often; {stays}")
+        return None, None
     if x1 >= -SLACK_PX and y1 >= -SLACK_PX and x2 <= width + SLACK_PX and y2 <= height + SLACK_PX:
         return outline, edges
     from datacache.annotations.shapes.clip import Movement, carried

@@ -19,7 +19,6 @@ from shapely.geometry.base import BaseGeometry
 
 from datacache.annotations.shapes import mask as masks
 from datacache.annotations.shapes.outline import (
-    FEW_BYTES,
     Edges,
     Extra,
     Keypoints,
@@ -30,6 +29,7 @@ from datacache.annotations.shapes.outline import (
     Skeleton,
     area,
     bounds,
+    is_tangled,
     polygon_of,
     ring_area,
     rings,
@@ -49,9 +49,6 @@ _OTHER_SIDE = {
 _LEAST_AREA = 1e-6
 """Of a ring in square pixels: what is below is rounding where a line was cut."""
 
-_MOST_PAIRS = 20_000
-"""Of lines whose boxes overlap, besides some neighbours of each: 200 points at random have as many. Time and memory of
-all that is computed with a polygon grow with them."""
 _AT_ONCE = 2**18
 """Pairs of lines and points that are looked at together."""
 _CROSSED = 1e-4
@@ -177,21 +174,6 @@ def _clipped_rings(polygon: Polygon, window: Edges) -> Polygon | None:
             holes |= hole << len(kept)
             kept.append(ring.tobytes())
     return polygon_of(kept, holes) if kept else None
-
-
-def is_tangled(polygon: Polygon) -> bool:
-    """Tell whether lines run over one another so often that computing with the polygon takes too long."""
-    if len(polygon.points) <= FEW_BYTES:
-        return False
-    ends = [np.stack((ring, np.roll(ring, -1, 0)), 1) for ring in (_array(points) for points, _ in rings(polygon))]
-    lines = shapely.linestrings(np.concatenate(ends))
-    tree = shapely.STRtree(lines)
-    left = _MOST_PAIRS + 8 * len(lines)
-    for at in range(0, len(lines), 8):
-        left -= tree.query(lines[at : at + 8]).shape[1]
-        if left < 0:
-            return True
-    return False
 
 
 def uncrossed(polygon: Polygon) -> Polygon | None:

@@ -17,7 +17,12 @@ Edges = tuple[float, float, float, float]
 """x1, y1, x2, y2."""
 POINT_BYTES = 16
 FEW_BYTES = 200 * POINT_BYTES
-"""Points of a polygon that is computed with in a second, however its lines run (`clip.is_tangled`)."""
+"""Points of a polygon that is computed with in a second, however its lines run (`is_tangled`)."""
+_MOST_PAIRS = 20_000
+"""Of lines whose boxes overlap, besides some neighbours of each: 200 points at random have as many. Time and memory of
+all that is computed with a polygon grow with them."""
+_COMPARED = 2_000
+"""Lines that are compared with each other at once; of more an index is made."""
 
 
 class Polygon(NamedTuple):
@@ -168,3 +173,27 @@ def ring_area(points: bytes) -> float:
 def area(polygon: Polygon) -> float:
     """Return the area of a polygon in square pixels: its rings together, without its holes."""
     return math.fsum(-ring_area(ring) if hole else ring_area(ring) for ring, hole in rings(polygon))
+
+
+def is_tangled(polygon: Polygon) -> bool:
+    """Tell whether lines run over one another so often that computing with the polygon takes too long."""
+    if len(polygon.points) <= FEW_BYTES:
+        return False
+    import numpy as np
+
+    of_rings = [np.frombuffer(points).reshape(-1, 2) for points, _ in rings(polygon)]
+    ends = np.concatenate([np.stack((ring, np.roll(ring, -1, 0)), 1) for ring in of_rings])
+    left = _MOST_PAIRS + 8 * len(ends)
+    if len(ends) <= _COMPARED:  # in a millisecond, and the index's import takes a hundred
+        (left_of, above), (right_of, below) = ends.min(1).T, ends.max(1).T
+        begins = np.less_equal.outer(left_of, right_of) & np.less_equal.outer(above, below)
+        return int(np.count_nonzero(begins & begins.T)) > left
+    import shapely
+
+    lines = shapely.linestrings(ends)
+    tree = shapely.STRtree(lines)
+    for at in range(0, len(lines), 8):
+        left -= tree.query(lines[at : at + 8]).shape[1]
+        if left < 0:
+            return True
+    return False
