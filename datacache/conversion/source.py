@@ -23,6 +23,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
+from time import perf_counter
 from typing import Any, Final, NamedTuple
 
 from datacache.annotations.aside import Aside
@@ -690,6 +691,8 @@ class _StoredFile:
 _THREADS, _AHEAD, _AHEAD_BYTES = 16, 64, 64 * 2**20
 _TOGETHER, _TOGETHER_BYTES = 16, 4 * 2**20
 _UNMAP_BYTES = 64 * 2**20
+_AT_ONCE_S = 0.001
+"""Files that come sooner, on average, are read without threads, which would wait for the interpreter at each call."""
 Data = bytes | memoryview
 
 
@@ -728,6 +731,8 @@ class Files:
     def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
         self._threads = PerProcess(lambda: ThreadPoolExecutor(_THREADS, "read"))
+        self._file_s = 0.0
+        """How long a file of this machine takes, on average."""
 
     def read(self, parts: Iterable[Part]) -> Iterator[Data]:
         """Yield the bytes of each part, in order; some are on their way while one is used. Raise the store's errors.
@@ -741,7 +746,8 @@ class Files:
         any_here = self._snapshot.rows.any_local()
         while waiting is not None or coming:
             while waiting is not None and len(coming) < _AHEAD and (not coming or held < _AHEAD_BYTES):
-                here = self._here(waiting) if any_here else None
+                here: Data | None = self._here(waiting) if any_here else None
+                here = self._at_once(waiting) if here is None else here
                 size = waiting.stop - waiting.start
                 held += size
                 coming.append((size, here, 0) if here is not None else (size, fetch, fetch.add(waiting)))
@@ -772,6 +778,15 @@ class Files:
         if part.object is not None and part.stop:
             return self._snapshot.rows.view_object(part.object, part.stop)
         return self._snapshot.rows.read_local(part.row, part.start, part.stop)
+
+    def _at_once(self, part: Part) -> Data | None:
+        """Return the bytes of a file of this machine, unless such take their time."""
+        if self._file_s > _AT_ONCE_S:
+            return None
+        begun = perf_counter()
+        data = self._of_file(part)
+        self._file_s += (perf_counter() - begun - self._file_s) / _TOGETHER
+        return data
 
     def _fetched(self, parts: Sequence[Part]) -> list[Data | DatacacheError]:
         """Return the bytes of parts that are not on this node, or the error of each that cannot be had."""

@@ -41,9 +41,12 @@ def _parts(count: int = COUNT) -> list[Part]:
     return [Part(row, 100 * len(str(row))) for row in range(count)]
 
 
+@pytest.mark.parametrize("at_once_s", [60.0, -1.0], ids=["at once", "in threads"])
 def test_files_of_this_machine_are_read_where_they_lie(
-    many: tuple[Path, str], settings: Settings, monkeypatch: pytest.MonkeyPatch
+    at_once_s: float, many: tuple[Path, str], settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("datacache.conversion.source._AT_ONCE_S", at_once_s)
+
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("the daemon was asked")
 
