@@ -10,6 +10,7 @@ look at each. Pure, any thread; NumPy, shapely and pycocotools are imported for 
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection, Iterator
 from typing import Any, Final
@@ -90,6 +91,20 @@ class _Fitting:
         else:
             self.say("rotation-boxed", "the rotated boxes{of} became upright ones", box.line)
 
+    def _traced(self, mask: Mask, line: int) -> Polygon:
+        """Return a mask's outline; one without points where it has too many corners."""
+        from datacache.annotations.shapes.mask import MAX_CORNERS, trace
+
+        polygons = "polygon" in self._holds
+        try:
+            traced = trace(mask, most=MAX_CORNERS if polygons else math.inf)
+        except ValueError:
+            self.say("mask-boxed", "the masks{of} have too many corners, and became their boxes", line)
+            return Polygon(b"")
+        if polygons:
+            self.say("mask-traced", "the masks{of} became polygons along the edges of their pixels", line)
+        return traced
+
     def _outline(self, outline: Outline, line: int) -> Outline | None:
         holds = self._holds
         if isinstance(outline, Rotated):
@@ -104,11 +119,7 @@ class _Fitting:
         if isinstance(outline, Mask):
             if "mask" in holds:
                 return outline
-            from datacache.annotations.shapes.mask import trace
-
-            if "polygon" in holds:
-                self.say("mask-traced", "the masks{of} became polygons along the edges of their pixels", line)
-            outline = trace(outline)
+            outline = self._traced(outline, line)
         if not outline.points:
             return None
         if "mask" in holds and ("polygon" not in holds or (outline.holes and "holes" not in holds)):

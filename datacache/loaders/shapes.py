@@ -8,6 +8,7 @@ is added; forked and pickled.
 from __future__ import annotations
 
 import marshal
+import math
 from array import array
 from collections.abc import Mapping
 from typing import Any
@@ -82,7 +83,7 @@ def _corners(outline: Outline) -> bytes:
         return outline.corners
     from datacache.annotations.shapes import clip, mask  # with shapely, where it is needed
 
-    points = outline.points if isinstance(outline, Polygon) else mask.trace(outline).points
+    points = outline.points if isinstance(outline, Polygon) else mask.trace(outline, most=math.inf).points
     return clip.smallest_rectangle(points).corners if points else bytes(64)
 
 

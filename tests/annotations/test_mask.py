@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 
@@ -94,6 +95,16 @@ def test_a_traced_mask_filled_again_is_the_same(pixels) -> None:
 
 def test_a_square_of_three_pixels_has_an_area_of_nine() -> None:
     assert masks.trace(masks.encode(np.ones((3, 3), bool), 1, 2, 9, 9)) == Polygon(pack([1, 2, 4, 2, 4, 5, 1, 5]))
+
+
+def test_runs_that_go_on_over_columns_are_traced_and_too_many_corners_are_refused() -> None:
+    everything = masks.from_runs([0, 13_000 * 13_000], 13_000, 13_000)
+    assert area(masks.trace(everything)) == 13_000**2
+    assert masks.trace(masks.from_runs([13_000**2], 13_000, 13_000)) == Polygon(b"")
+    many = masks.from_runs([6, *[1, 6] * 51_426, 1, 10], 601, 599)
+    with pytest.raises(ValueError, match="more than 100,000 corners"):
+        masks.trace(many)
+    assert area(masks.trace(many, most=math.inf)) == 51_427
 
 
 def test_a_ring_has_a_hole_and_the_hole_an_island() -> None:

@@ -436,3 +436,11 @@ def test_lines_of_four_points_are_rotated_boxes_where_that_is_said(
     assert "obb-or-polygon" not in {problem.code for problem in done.report.problems}
     written = files(done.record.ref)
     assert written["labels/train/a.txt"] == (folder / "labels/train/a.txt").read_bytes()
+
+
+def test_a_mask_with_too_many_corners_stays_as_its_box() -> None:
+    many = Extra(masks.from_runs([6, *[1, 6] * 51_426, 1, 10], 601, 599))
+    assert fitted(SEGMENT, many) == ([None], [("mask-boxed", "changed")])
+    (found,), _ = fitted(frozenset({"rotated"}), many)
+    assert found is not None
+    assert isinstance(found.outline, Rotated)

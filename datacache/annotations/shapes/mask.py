@@ -27,6 +27,8 @@ _MAX_PIXELS: Final = 178_956_970
 """Of an image: larger ones are not decoded either, and few run lengths could ask for gigabytes."""
 _CHARACTERS: Final = 7
 """Of a number; COCO's own decoder has room for 32 bits."""
+MAX_CORNERS: Final = 100_000
+"""Of an outline along the edges of pixels; no reader takes more points of an object."""
 _MAX_EDGE: Final = 4_000_000
 """Of all rings that are filled, in fifths of a pixel: pycocotools takes 28 bytes of memory for each."""
 
@@ -145,17 +147,30 @@ def fill(polygon: Polygon, width: int, height: int) -> Mask:
     return from_runs(_parse(parts[0]["counts"]) if parts else [width * height], width, height)
 
 
-def trace(mask: Mask) -> Polygon:
+def trace(mask: Mask, *, most: float = MAX_CORNERS) -> Polygon:
     """Return the outlines of a mask along the edges of its pixels, so that a square of 3 by 3 has an area of 9. Rings
-    go clockwise and holes the other way; pixels that touch in a corner only are two rings."""
-    window = bounds(mask)
-    if window is None:
+    go clockwise and holes the other way; pixels that touch in a corner only are two rings. Time and memory grow with
+    the runs, not with the pixels. `ValueError` for more than `most` corners."""
+    first, last = _spans(mask)
+    if not first.size:
         return Polygon(b"")
-    left, top, right, bottom = window
-    pixels = np.zeros((bottom - top + 2, right - left + 2), np.int8)
-    pixels[1:-1, 1:-1] = decode(mask, window)
-    found, holes = _traced(pixels)
-    return polygon_of([(ring + np.array((left - 1, top - 1))).tobytes() for ring in found], holes)
+    height, width = mask.height, mask.width
+    # Cut the runs at the ends of columns, of which they may cross several.
+    columns = (last - 1) // height - first // height + 1
+    place = np.arange(columns.sum()) - np.repeat(np.cumsum(columns) - columns, columns)
+    column = np.repeat(first // height, columns) + place
+    top = np.where(place == 0, np.repeat(first, columns) - column * height, 0)
+    bottom = np.minimum(np.repeat(last, columns) - column * height, height)
+    above, ones = np.concatenate((top, bottom)), np.ones(len(top), np.int8)
+    beside = np.concatenate((column, column))
+    # Object below: to the right; object on the left: downwards.
+    across = _segments(above, beside, beside + 1, np.concatenate((ones, -ones)), width)
+    beside[len(column) :] += 1
+    _expect_few(across, most)
+    down = _segments(beside, np.tile(top, 2), np.tile(bottom, 2), np.concatenate((-ones, ones)), height)
+    _expect_few(down, most)
+    found, holes = _traced(across, down, width + 1)
+    return polygon_of([ring.tobytes() for ring in found], holes)
 
 
 def resample(mask: Mask, inverse: Sequence[float], window: Window, width: int, height: int) -> Mask:
@@ -220,12 +235,9 @@ def _without(outer: dict[str, Any], holes: list[dict[str, Any]], width: int, hei
     return {"counts": kept.counts, "size": [height, width]}
 
 
-def _traced(pixels: NDArray[np.int8]) -> tuple[list[NDArray[np.float64]], int]:
-    """Return the rings around pixels that leave the outermost rows and columns empty, and which are holes, as bits;
-    each ring's holes follow it."""
-    across = _segments(np.diff(pixels, axis=0, prepend=np.int8(0)))  # object below: to the right
-    down = _segments(-np.diff(pixels, axis=1, prepend=np.int8(0)).T)  # object on the left: downwards
-    width = pixels.shape[1]
+def _traced(across: Segments, down: Segments, width: int) -> tuple[list[NDArray[np.float64]], int]:
+    """Return the rings that segments make, and which are holes, as bits; each ring's holes follow it. `width` is that
+    of a line of corners."""
     start, end, sign = (
         np.concatenate(parts)
         for parts in zip(
@@ -263,14 +275,27 @@ def _traced(pixels: NDArray[np.int8]) -> tuple[list[NDArray[np.float64]], int]:
 Segments = tuple[Runs, Runs, Runs, Bitmap]
 
 
-def _segments(edges: NDArray[np.int8]) -> Segments:
-    """Return the straight runs of edges as line, first and last corner on it, and whether they go towards the last."""
-    padded = np.pad(edges, ((0, 0), (1, 1)))
-    line, along = np.nonzero(padded[:, 1:] != padded[:, :-1])
-    # Each change but a line's last begins a run; those of 0 are none.
-    value = padded[line, along + 1]
-    begins = np.flatnonzero(value)
-    return line[begins], along[begins], along[begins + 1], value[begins] > 0
+def _segments(line: Runs, first: Runs, last: Runs, value: NDArray[np.int8], length: int) -> Segments:
+    """Return the straight runs of edges as line, first and last corner on it, and whether they go towards the last.
+    Given are parts of lines of this length, which may lie on one another or go on, with 1 forwards and -1 back."""
+    places = np.concatenate((line * (length + 1) + first, line * (length + 1) + last))
+    places *= 2  # the last bit says whether a step goes up
+    places += np.concatenate((value > 0, value < 0))
+    places.sort()
+    steps = (places & 1).astype(np.int8) * 2 - 1
+    places >>= 1
+    begins = np.flatnonzero(np.diff(places, prepend=-1))
+    steps = np.add.reduceat(steps, begins)
+    places, steps = places[begins[steps != 0]], steps[steps != 0]
+    held = np.cumsum(steps)
+    edges = np.flatnonzero(held)
+    at, until = places[edges], places[edges + 1]
+    return at // (length + 1), at % (length + 1), until % (length + 1), held[edges] > 0
+
+
+def _expect_few(segments: Segments, most: float) -> None:
+    if len(segments[0]) * 2 > most:  # there are as many of the other direction
+        raise ValueError(f"the outline of a mask has more than {most:,} corners")
 
 
 def _corners(line: Runs, first: Runs, last: Runs, forward: Bitmap, key: Any) -> tuple[Runs, Runs, Bitmap]:
@@ -294,13 +319,6 @@ def _begins(starts: Runs, signs: Bitmap, corners: Runs, wanted: Bitmap) -> Runs:
 def _owners(down: Segments, ring_of: Runs, found: list[NDArray[np.float64]]) -> list[int]:
     """Return the ring whose hole each ring is, or itself. On the left of a hole's leftmost pixel lies the object, whose
     pixels go on to the left up to an edge of the same object: of its outer ring, or of another hole."""
-    line, first, last, _ = down
-    lengths = last - first
-    rows = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths) + np.repeat(first, lengths)
-    width = int(line.max()) + 1
-    keys = rows * width + np.repeat(line, lengths)
-    order = np.argsort(keys)
-    keys, labels = keys[order], np.repeat(ring_of, lengths)[order].tolist()
     owners = list(range(len(found)))
     holes = []
     for number, ring in enumerate(found):
@@ -308,6 +326,11 @@ def _owners(down: Segments, ring_of: Runs, found: list[NDArray[np.float64]]) -> 
         if x @ np.roll(y, -1) < y @ np.roll(x, -1):
             corner = int(np.lexsort((y, x))[0])
             holes.append((int(x[corner]), int(y[corner]), number))
+    line, first, last, _ = down
+    order = np.argsort(line, kind="stable")
+    line, first, last, ring_of = line[order], first[order], last[order], ring_of[order]
     for x_left, y_top, number in sorted(holes):
-        owners[number] = owners[labels[int(np.searchsorted(keys, y_top * width + x_left)) - 1]]
+        left = slice(0, int(np.searchsorted(line, x_left)))
+        beside = np.flatnonzero((first[left] <= y_top) & (y_top < last[left]))
+        owners[number] = owners[int(ring_of[beside[-1]])]
     return owners
