@@ -469,6 +469,19 @@ def test_boxes_that_are_put_aside_come_back_in_their_order(monkeypatch):
     assert [len(draft.boxes) for draft, _ in found] == [2]
 
 
+def test_boxes_of_many_images_in_any_order_come_back_to_their_images(monkeypatch):
+    images = [{"id": n, "file_name": f"{n}.jpg", "width": 9 + n, "height": 9} for n in range(1, 12)]
+    boxes = [{"image_id": n * 7 % 11 or 3, "category_id": 1, "bbox": [n, 0, 1, 1]} for n in range(90)]
+    data = json.dumps({"categories": [{"id": 1, "name": "a"}], "images": images, "annotations": boxes}).encode()
+    expected = coco.parse(data, "f").images
+    monkeypatch.setattr(coco, "_BLOCKS", 4)
+    monkeypatch.setattr(coco, "_MOST_HELD", 10 * coco._BOX_BYTES)
+    found = coco.parse(data, "f").images
+    assert list(found) == expected
+    assert found[7] == expected[7]
+    assert [len(draft.boxes) for draft, _ in found][-2:] == [8, 0]
+
+
 def test_what_follows_an_element_that_is_nested_too_deep_is_read():
     deep = b"[" * 10_000 + b"]" * 10_000
     found = coco.parse(VALID.replace(b'"annotations":[', b'"annotations":[' + deep + b","), "f")
