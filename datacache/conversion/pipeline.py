@@ -198,6 +198,11 @@ def _class_order(catalog: Catalog, plan: Plan, inputs: Inputs, report: Report) -
             problems=report.problems,
             hint=f"It has {', '.join(sorted(found)[:_SHOWN])}{' and more' if len(found) > _SHOWN else ''}.",
         )
+    if found and not inputs.numbered and all(label.isdecimal() for label in found):
+        shown = ", ".join(map(quote, found[:_SHOWN])) + (", …" if len(found) > _SHOWN else "")
+        message = f"the classes {shown} are numbers: if they are ids, --map {found[0]}=NAME says what one is called"
+        if not any(problem.code == "classes-missing" for problem in report.problems):
+            report.problems.append(Problem("classes-missing", "noted", "", 0, message))
     for alike in spelled_alike(found) if len(inputs.tables) > 1 else ():
         message = f"the classes {', '.join(map(quote, alike))} differ in their spelling alone; --map makes them one"
         report.problems.append(Problem("class-spelling", "noted", "", 0, message))

@@ -445,6 +445,16 @@ def test_classes_are_renamed_and_brought_together(
         convert(ref, name="none", rename={"hat": "face"})
 
 
+@pytest.mark.parametrize(("labels", "codes"), [("01", ["classes-missing"]), ("0a", [])])
+def test_classes_that_look_like_ids_are_noted_with_the_way_out(
+    labels: str, codes: list[str], data_set: Callable[..., str], convert: Callable[..., Conversion]
+) -> None:
+    ref = data_set("digits", {"a": (9, [(label, 5 + 20 * n) for n, label in enumerate(labels)])})
+    problems = convert(ref).report.problems
+    assert [problem.code for problem in problems] == codes
+    assert all("--map 0=NAME" in problem.message for problem in problems)
+
+
 def test_difficult_objects_are_left_out_when_asked_for(
     faces: Path, make: Make, convert: Callable[..., Conversion]
 ) -> None:
