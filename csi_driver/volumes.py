@@ -29,7 +29,7 @@ from datacache.catalog.refs import Ref, parse_ref
 from datacache.core.errors import DatacacheError
 from datacache.settings import parse_bytes
 from datacache.store.credentials import takes_credentials
-from datacache.store.urls import split_url
+from datacache.store.urls import join_url, split_url
 from fuse_mount import ACKS
 
 KUBERNETES = "csi.storage.k8s.io/"
@@ -194,7 +194,7 @@ def _bucket(text: str) -> str:
         raise _named("bucket", text, exc) from exc
     if {".", ".."} & set(prefix.split("/")):  # a key for us, and a way out of an open prefix for a server or a proxy
         raise invalid(f"bucket {text!r}: its prefix cannot have '.' or '..' in it")
-    return f"{store}/{prefix}"
+    return join_url(store, prefix)
 
 
 def _named(name: str, text: str, error: DatacacheError) -> RequestError:

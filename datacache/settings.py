@@ -268,7 +268,7 @@ def _parse_objects(value: str) -> str:
         return value
     if not value:
         raise ValueError("it must be a URL, such as s3://bucket/objects, or a folder")
-    return f"file://{_path(value)}"
+    return _file_url(_path(value))
 
 
 def _parse_words(value: str | list[str]) -> list[str]:
@@ -333,6 +333,10 @@ def _number(kind: type[int | float], value: str | float) -> float:
     if not math.isfinite(number):
         raise ValueError(f"{value!r} is not a finite number")
     return number
+
+
+def _file_url(path: Path) -> str:
+    return f"file://{path}".replace("%", "%25")  # as in `store.urls`
 
 
 def _path(value: str) -> Path:
@@ -421,7 +425,7 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
     home = values["home"]
     values.setdefault("catalog", f"sqlite:///{home / 'catalog.db'}")
     if values["catalog"].startswith("sqlite:"):
-        values.setdefault("objects", f"file://{home / 'objects'}")
+        values.setdefault("objects", _file_url(home / "objects"))
     values.setdefault("ram_bytes", min(256 * 2**20, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 16))
     default_ssd_bytes = None
     if "ssd_bytes" not in values:

@@ -114,7 +114,7 @@ def open_url(url: str, settings: Settings | None = None) -> Snapshot:
     from datacache.manifest.builder import ManifestBuilder
     from datacache.manifest.model import BlobId, Source
     from datacache.store.open import open_store
-    from datacache.store.urls import split_url
+    from datacache.store.urls import join_url, split_url
 
     settings = settings or load_settings()
     store_url, prefix = split_url(url)
@@ -123,7 +123,7 @@ def open_url(url: str, settings: Settings | None = None) -> Snapshot:
     def load(ids: Iterable[BlobId]) -> dict[BlobId, bytes]:
         return {id: blobs[id] for id in ids if id in blobs}
 
-    origin = f"{store_url}/{prefix}".rstrip("/")
+    origin = join_url(store_url, prefix).rstrip("/")
     with closing(open_store(store_url, settings)) as store:
         builder = ManifestBuilder([Source(store.url, prefix)], blobs.update)
         for entry in ListedPlace(store=store, prefix=prefix, origin=origin).entries():
@@ -204,7 +204,7 @@ def open_bucket(
     import socket
 
     from datacache.store.open import endpoint_of, open_bucket_backend
-    from datacache.store.urls import split_url
+    from datacache.store.urls import join_url, split_url
     from datacache.writeback.engine import WriteBack
     from datacache.writeback.fetching import Fetching
     from datacache.writeback.journal.journal import Journal
@@ -257,7 +257,7 @@ def open_bucket(
         stack.callback(engine.close)  # which has the journal and the staging area now
         quota = Quota(engine, ttl_s=ttl_s, quota_bytes=quota_bytes, keep=keep_quota)
         stack.callback(quota.close)
-        blocks = NodeBlocks(settings, lambda _ids: {}, dataset=f"{store_url}/{prefix}", snapshot="", direct=direct)
+        blocks = NodeBlocks(settings, lambda _ids: {}, dataset=join_url(store_url, prefix), snapshot="", direct=direct)
         fetching = Fetching(engine, blocks)
         uploader = Uploader(engine, fetching, upload_every_s=upload_every_s, away_wait_s=settings.staging_wait_s)
         stack.callback(uploader.stop, 0.0)
@@ -269,7 +269,7 @@ def open_bucket(
             fetching=fetching,
             blocks=blocks,
             quota=quota,
-            url=f"{store_url}/{prefix}",
+            url=join_url(store_url, prefix),
             ttl_s=ttl_s,
             upload_every_s=upload_every_s,
             staging_wait_s=settings.staging_wait_s,

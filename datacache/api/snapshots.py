@@ -70,7 +70,7 @@ def create_snapshot(
     from datacache.store.local.walk import Links
     from datacache.store.open import open_bucket_backend, open_store
     from datacache.store.retry import RetryingStore
-    from datacache.store.urls import split_url
+    from datacache.store.urls import join_url, split_url
 
     settings = settings or load_settings()
     named = Naming(name=name, **naming)
@@ -91,7 +91,7 @@ def create_snapshot(
         place = ListedPlace(
             store=store,
             prefix=prefix,
-            origin=f"{store_url}/{prefix}",
+            origin=join_url(store_url, prefix),
             progress=progress,
             look=look,
             warnings=lambda: _links_warnings(links, store_url),

@@ -35,6 +35,7 @@ from datacache.store.bodies import read_whole
 from datacache.store.bucket import Bucket, LiveObject
 from datacache.store.local.walk import Links
 from datacache.store.retry import retry
+from datacache.store.urls import join_url
 from datacache.writeback.model import Attributes, read_attributes
 
 THREADS = 32
@@ -101,7 +102,7 @@ def create_snapshot(
     source = Source(place.store.url, place.prefix)
     if copier is not None:
         source = copier.writer.source
-        parameters["copied_to"] = f"{source.store}/{source.prefix}"
+        parameters["copied_to"] = join_url(source.store, source.prefix)
     lineage = Lineage("create", parameters)
     known = known_blobs(catalog, check_target(catalog, naming, lineage))
     again = True

@@ -26,7 +26,7 @@ from datacache.settings import Settings
 from datacache.store.base import ObjectInfo, ObjectStore
 from datacache.store.clock import IS_PROBE, StoreClock
 from datacache.store.open import open_store
-from datacache.store.urls import split_url
+from datacache.store.urls import join_url, split_url
 
 GRACE_S = 86400.0
 """The default grace period: data that were removed, or stored for nothing, a shorter time ago stay."""
@@ -129,7 +129,7 @@ def _collect_storages(
         places.add(Source(store_url, f"{prefix}{identity}/", content_addressed=True))
     done = []
     for place in sorted(places):
-        url = f"{place.store}/{place.prefix}"
+        url = join_url(place.store, place.prefix)
         progress(f"looking through {url}")
         try:
             with closing(open_store(place.store, settings)) as store:
@@ -177,7 +177,7 @@ def _collect(catalog: Catalog, store: ObjectStore, place: Source, age: Age, *, d
         sizes += [size for size in map_in_threads(delete, doomed, threads=_THREADS) if size >= 0]
     if old and not dry_run:
         leases.note_sweep(catalog)
-    return CollectedObjects(f"{place.store}/{place.prefix}", len(sizes), sum(sizes), young, kept)
+    return CollectedObjects(join_url(place.store, place.prefix), len(sizes), sum(sizes), young, kept)
 
 
 def _is_old(info: ObjectInfo, clock: StoreClock, age: Age, spared_s: float) -> bool:

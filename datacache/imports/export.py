@@ -30,6 +30,7 @@ from datacache.manifest.builder import ManifestBuilder, Sorter
 from datacache.manifest.model import Entry, Lineage, Naming, SnapshotRecord, Source
 from datacache.manifest.reader import Manifest
 from datacache.settings import Settings
+from datacache.store.urls import join_url, split_object_url
 
 COMMAND = "import-export"
 TINY_IMAGE_BYTES = 16 * 2**10
@@ -88,7 +89,7 @@ def import_export(
     `UsageError` for what is no export, `ImportFailedError` for one that is damaged, not safe or above the limits,
     `SnapshotNotFoundError`, `TagExistsError`, the errors of the storage.
     """
-    place = Path(str(path).removeprefix("file://")).expanduser().absolute()
+    place = _place(path)
     parameters: dict[str, Any] = {"file": place.name, "content": _content(place), "images": options.images}
     check_import(catalog, naming, Lineage(COMMAND, parameters, (options.images,) if options.images else ()))
     with ExitStack() as stack:
@@ -115,7 +116,7 @@ def import_export(
             catalog,
             builder,
             naming,
-            origin=f"file://{place}",
+            origin=join_url("file://", str(place)[1:]),
             lineage=Lineage(
                 COMMAND,
                 parameters | {"leading": leading},
@@ -237,6 +238,13 @@ _LAYOUT_FILES = frozenset(
 _MAX_LEADING = 3
 
 
+def _place(path: Path | str) -> Path:
+    """Return where an export is: a path, or a `file://` URL."""
+    if str(path).startswith("file://"):
+        return Path("/", split_object_url(str(path))[1])
+    return Path(path).expanduser().absolute()
+
+
 def open_export(path: Path | str, limits: UnpackLimits) -> Export:
     """Open a zip, a tar (also compressed), a folder or a JSON file, and look through its members.
 
@@ -245,7 +253,7 @@ def open_export(path: Path | str, limits: UnpackLimits) -> Export:
     shown = str(path)
     if "://" in shown and not shown.startswith("file://"):
         raise UsageError(f"{shown} is not on this machine", hint="Fetch it first; exports are read from local files.")
-    place = Path(shown.removeprefix("file://")).expanduser().absolute()
+    place = _place(path)
     if place.is_dir():
         return FolderExport(place, limits)
     try:

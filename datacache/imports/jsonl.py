@@ -50,6 +50,7 @@ from datacache.settings import Settings
 from datacache.store.base import ObjectStore
 from datacache.store.bodies import read_whole
 from datacache.store.open import Stores
+from datacache.store.urls import join_url
 
 COMMAND = "import-jsonl"
 IN_FLIGHT_BYTES = 256 << 20
@@ -149,7 +150,7 @@ def import_jsonl(
         parameters |= {"objects": run.objects_url, "lines": plan.lines, "left_out": failed}
         record = run.commit(
             naming,
-            origin="-" if file.name == "-" else f"file://{file.name}",
+            origin="-" if file.name == "-" else join_url("file://", file.name[1:]),
             lineage=Lineage(COMMAND, parameters),
             warnings=[f"{of} were left out"] if failed else [],
         )
@@ -205,7 +206,7 @@ class _Run:
     @property
     def objects_url(self) -> str:
         """Return where copies go, or ''."""
-        return "" if self._objects is None else f"{self._objects.source.store}/{self._objects.source.prefix}"
+        return "" if self._objects is None else join_url(self._objects.source.store, self._objects.source.prefix)
 
     def identity(self, dataset: str, file: LinesFile) -> dict[str, Any]:
         """Return what must be the same for a later run to go on where this one was."""

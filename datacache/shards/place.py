@@ -24,7 +24,7 @@ from datacache.store.errors import from_oserror
 from datacache.store.local.store import LocalStore
 from datacache.store.local.walk import TEMPORARY
 from datacache.store.open import open_store
-from datacache.store.urls import split_url
+from datacache.store.urls import join_url, split_url
 
 _LOCK_WAIT_S = 5.0
 """A builder that was killed holds its lock until the kernel has ended its workers."""
@@ -37,7 +37,7 @@ class Place:
     def __init__(self, url: str, settings: Settings) -> None:
         store_url, self.prefix = split_url(url)
         self.store: ObjectStore = open_store(store_url, settings)
-        self.url = f"{store_url}/{self.prefix}".rstrip("/")
+        self.url = join_url(store_url, self.prefix).rstrip("/")
         name = blake2b(self.url.encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
         self.scratch = settings.home / "shards" / name
         """A folder for temporary files; `begin` makes it."""

@@ -1,17 +1,19 @@
 """Cuts what a user types for a place into the store and the keys under it.
 
-Used where URLs come in (commands, `open_snapshot`, JSON lines). Keys are taken literally: nothing is
-percent-decoded and no `..` is resolved in a bucket, because those are legal keys. Pure functions, any
-thread.
+Used where URLs come in (commands, `open_snapshot`, JSON lines). Keys are taken literally: nothing is percent-decoded
+and no `..` is resolved in a bucket, because those are legal keys. In a `file://` URL `%20` is a space, as RFC 8089 and
+`Path.as_uri()` have it; a plain path is taken literally. Pure functions, any thread.
 """
 
 from __future__ import annotations
 
 import os
 import re
+from urllib.parse import unquote
 
 from datacache.core.errors import UsageError
 
+_RAW = "surrogateescape"
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _ALIASES = {"s3a": "s3", "s3n": "s3", "gcs": "gs", "azure": "az"}
 _SIGNED = re.compile(
@@ -27,11 +29,16 @@ def split_url(url: str) -> tuple[str, str]:
     """Split a place into `(store_url, prefix)`, where the prefix is '' or ends with '/'.
 
     `s3://bucket/a/b` → `("s3://bucket", "a/b/")`; `file:///data/faces`, `/data/faces` and `./faces` →
-    `("file://", "data/faces/")`, made absolute. Raises `UsageError` for what is no place and for a URL with
-    credentials in it, which it does not repeat.
+    `("file://", "data/faces/")`, made absolute. `join_url` is the reverse. Raises `UsageError` for what is no place
+    and for a URL with credentials in it, which it does not repeat.
     """
     store, key = split_object_url(url)
     return store, key if not key or key.endswith("/") else f"{key}/"
+
+
+def join_url(store_url: str, key: str) -> str:
+    """Return the URL that is split into these."""
+    return f"{store_url}/{key.replace('%', '%25') if store_url == 'file://' else key}"
 
 
 def split_object_url(url: str) -> tuple[str, str]:
@@ -56,7 +63,7 @@ def split_object_url(url: str) -> tuple[str, str]:
 
 def _local_key(url: str, path: str) -> str:
     if url.lower().startswith("file:"):
-        path = path.removeprefix("localhost") if path.startswith("localhost/") else path
+        path = unquote(path.removeprefix("localhost") if path.startswith("localhost/") else path, errors=_RAW)
         if not path.startswith("/"):
             raise UsageError(f"the URL {url!r} names a host", hint="Write file:///absolute/path, or a plain path.")
     if not path or "\0" in path:

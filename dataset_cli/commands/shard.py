@@ -118,12 +118,12 @@ def _make(app: App, ref: str, to: str, *, classes: Path | None, **options: Any) 
 
 def _next(done: api.Sharded) -> list[str]:
     """Return what to type now."""
-    found, url = done.built.set, printable(done.url)
-    where = done.record.ref if done.record is not None else url.removeprefix("file://")
+    store, prefix = api.split_url(done.url)
+    found, folder = done.built.set, printable(f"/{prefix.rstrip('/')}" if store == "file://" else done.url)
+    where = done.record.ref if done.record is not None else folder
     first, last = found.shards[0].name, found.shards[-1].name
     number = slice(len("shard-"), first.index("."))
     names = f"shard-{{{first[number]}..{last[number]}}}{first[number.stop :]}" if len(found.shards) > 1 else first
-    folder = url.removeprefix("file://")
     opened = "torch.ShardDataset" if found.format == "webdataset" else "tf.dataset"
     return [
         f'python    datacache.{opened}("{where}")',

@@ -22,7 +22,7 @@ from datacache.core.errors import DaemonError, DatacacheError, MountError, Stagi
 from datacache.daemon.client import DaemonClient
 from datacache.daemon.mount_leases import MountLeases
 from datacache.settings import Settings, load_settings
-from datacache.store.urls import split_url
+from datacache.store.urls import join_url, split_url
 from fuse_mount.kernel import session
 from fuse_mount.lifecycle import keeping, pool, process
 from fuse_mount.lifecycle.state import (
@@ -145,7 +145,7 @@ def mount_bucket(
     if ack not in ACKS:
         raise UsageError(f"{ack!r} is no way to acknowledge", hint=f"There are {', '.join(ACKS)}.")
     store, prefix = split_url(url)
-    url = f"{store}/{prefix}"
+    url = join_url(store, prefix)
     settings = settings or load_settings()
     target = session.resolved(mountpoint)
     files = BucketFiles(settings.home, target)

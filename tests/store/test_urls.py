@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
+from datacache import api
 from datacache.core.errors import UsageError
-from datacache.store.urls import split_object_url, split_url
+from datacache.settings import Settings
+from datacache.store.urls import join_url, split_object_url, split_url
 
 
 @pytest.mark.parametrize(
@@ -40,10 +43,38 @@ from datacache.store.urls import split_object_url, split_url
         ("/data/./x/../faces/", "file://", "data/faces/"),
         ("/", "file://", ""),
         ("/data/a b%20#?", "file://", "data/a b%20#?/"),
+        ("file:///data/a b%20#?%25", "file://", "data/a b #?%/"),
+        ("file:///data/x/%2e%2E/y", "file://", "data/y/"),
+        ("file:///100%/%zz", "file://", "100%/%zz/"),
     ],
 )
 def test_a_url_is_a_store_and_a_prefix(url: str, store: str, prefix: str) -> None:
     assert split_url(url) == (store, prefix)
+
+
+@pytest.mark.parametrize("name", ["a b", "a%20b", "100%", "?#&", "é", os.fsdecode(b"\xff%\xfe")])
+def test_a_path_and_its_url_are_the_same_place(name: str) -> None:
+    path = Path("/data", name)
+    there = split_url(str(path))
+    assert split_url(path.as_uri()) == there == ("file://", f"data/{name}/")
+    assert split_url(join_url(*there)) == there
+
+
+def test_a_folder_with_a_percent_sign_in_its_name_is_read_by_either_name(tmp_path: Path, settings: Settings) -> None:
+    for n, name in enumerate(["a%20b", "a b"]):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "x").write_text(str(n))
+        for url in (str(tmp_path / name), (tmp_path / name).as_uri()):
+            record = api.create_snapshot(f"data-{n}", url, settings=settings)
+            assert split_url(record.origin) == split_url(str(tmp_path / name))
+            with api.open_snapshot(record.ref, settings) as snapshot:
+                assert snapshot.read("x") == str(n).encode()
+            with api.open_url(record.origin, settings) as opened:
+                assert opened.read("x") == str(n).encode()
+
+
+def test_keys_of_buckets_are_joined_as_they_are() -> None:
+    assert join_url("s3://bucket", "a%20b/") == "s3://bucket/a%20b/"
 
 
 def test_a_relative_path_is_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,7 +89,9 @@ def test_the_key_of_an_object_is_exactly_what_is_written() -> None:
     assert split_object_url("/data/a.jpg") == ("file://", "data/a.jpg")
 
 
-@pytest.mark.parametrize("url", ["", "s3://", "s3:///key", "s3:/bucket/key", "file://host/data", "file://", "a\0b"])
+@pytest.mark.parametrize(
+    "url", ["", "s3://", "s3:///key", "s3:/bucket/key", "file://host/data", "file://", "a\0b", "file:///a%00b"]
+)
 def test_what_is_no_place_is_refused(url: str) -> None:
     with pytest.raises(UsageError):
         split_url(url)

@@ -39,7 +39,7 @@ from datacache.core import lockfile
 from datacache.core.boot import boot_id
 from datacache.core.disk import replace_file, sync_folder, write_all
 from datacache.core.errors import StagingBusyError, StagingError, StagingFullError
-from datacache.store.urls import split_url
+from datacache.store.urls import join_url, split_url
 from datacache.writeback.conflicts import CONFLICTS
 from datacache.writeback.journal.segments import BALLAST
 from datacache.writeback.staging.losses import LOSSES
@@ -102,7 +102,7 @@ class StagingArea:
         `StagingBusyError` if somebody else has it, `StagingError` if it cannot be used, `UsageError` for a URL that
         names no place or carries credentials. `who` is shown to others. `area_id` is of a replica; '' for a new one.
         """
-        url = "/".join(split_url(bucket_url))
+        url = join_url(*split_url(bucket_url))
         with refusing(root):
             make_folder(root)
             folder = root / _folder_of(root, url, endpoint)
