@@ -45,6 +45,7 @@ _OF_THE_DAEMON = (
 )
 _MOST_PROCESSES = 64
 EVICTION_POLICIES = ("keep", "lru", "ttl", "clairvoyant")
+_NAMESPACE = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
 _UNITS = {"": 1, "b": 1}
 for _power, _letter in enumerate("kmgtp", 1):
     _UNITS |= dict.fromkeys((_letter, f"{_letter}b"), 1000**_power)
@@ -122,6 +123,12 @@ class Settings:
     """The socket of a process that starts mounts (`python -m fuse_mount --host`); None: the caller does."""
     access: str = "all"
     """Which namespaces of Kubernetes a data set is open to that has no list of its own: `all` or `none`."""
+    ui_hosts: tuple[str, ...] = ()
+    """Names and addresses, beside those of this machine, by which browsers reach the page of `dsctl ui`."""
+    ui_user_header: str = ""
+    """The header in which a proxy before that page names the user, and which it lets nobody else set; '' for none."""
+    ui_namespace: str = ""
+    """The namespace of Kubernetes whose data sets that page shows; '': all there are, as `dsctl` does."""
     pins: tuple[str, ...] = ()
     """The namespaces of Kubernetes whose claims and pods may pin data sets on nodes; `*` is every one."""
     sources: tuple[str, ...] | None = None
@@ -279,10 +286,30 @@ def _parse_words(value: str | list[str]) -> list[str]:
     return value
 
 
+def _parse_hosts(value: str | list[str]) -> tuple[str, ...]:
+    hosts = _parse_words(value)
+    for host in hosts:
+        if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?|[0-9A-Fa-f:]*:[0-9A-Fa-f:.]*", host):
+            raise ValueError(f"{host!r} is no name or address of a host; ports are left out")
+    return tuple(hosts)
+
+
+def _parse_header(value: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9-]+", value):
+        raise ValueError(f"{value!r} cannot name a header, such as X-Forwarded-User")
+    return value
+
+
+def _parse_namespace(value: str) -> str:
+    if not re.fullmatch(_NAMESPACE, value):
+        raise ValueError(f"{value!r} cannot name a namespace")
+    return value
+
+
 def _parse_pins(value: str | list[str]) -> tuple[str, ...]:
     namespaces = _parse_words(value)
     for namespace in namespaces:
-        if namespace != "*" and not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", namespace):
+        if namespace != "*" and not re.fullmatch(_NAMESPACE, namespace):
             raise ValueError(f"{namespace!r} cannot name a namespace, and is not '*'")
     return tuple(namespaces)
 
@@ -388,6 +415,9 @@ _PARSERS: dict[str, Any] = {
     "fuse": _parse_choice("kernel", "pyfuse3"),
     "mount_host": _path,
     "access": _parse_choice("all", "none"),
+    "ui_hosts": _parse_hosts,
+    "ui_user_header": _parse_header,
+    "ui_namespace": _parse_namespace,
     "pins": _parse_pins,
     "sources": _parse_sources,
     "credentials": _path,
