@@ -15,8 +15,12 @@ from datacache.core.front import front
 if TYPE_CHECKING:
     from datacache.annotations import comparison as _comparison
     from datacache.annotations import model as _model
+    from datacache.annotations import pairing as _pairing
     from datacache.annotations import query as _query
     from datacache.annotations import stats as _stats
+    from datacache.annotations.browsing import Browser as Browser
+    from datacache.annotations.browsing import Filter as Filter
+    from datacache.annotations.browsing import Matches as Matches
     from datacache.annotations.comparison import ObjectChange as ObjectChange
     from datacache.annotations.image_header import read_header as read_header
     from datacache.annotations.model import Annotation as Annotation
@@ -24,7 +28,11 @@ if TYPE_CHECKING:
     from datacache.annotations.pictures import plot as _plot
     from datacache.annotations.pictures import preview as _preview
     from datacache.annotations.pictures.draw import colours_of as colours_of
+    from datacache.annotations.pictures.draw import ink_on as ink_on
     from datacache.annotations.pictures.preview import Picture as Picture
+    from datacache.annotations.pictures.preview import thumbnail as thumbnail
+    from datacache.annotations.pictures.svg import hex_colour as hex_colour
+    from datacache.annotations.pictures.svg import svg_objects as svg_objects
     from datacache.annotations.query import Query as Query
     from datacache.annotations.query import find_paths as find_paths
     from datacache.annotations.stats import Statistics as Statistics
@@ -36,6 +44,7 @@ if TYPE_CHECKING:
     from datacache.api.annotations import fix_problems as fix_problems
     from datacache.api.annotations import merge as merge
     from datacache.api.annotations import open_annotations as open_annotations
+    from datacache.api.annotations import open_browser as open_browser
     from datacache.api.annotations import preview as preview
     from datacache.api.annotations import problems as problems
     from datacache.api.annotations import query as query
@@ -91,6 +100,7 @@ if TYPE_CHECKING:
     from datacache.api.snapshots import unchecked_objects as unchecked_objects
     from datacache.api.snapshots import untag_snapshot as untag_snapshot
     from datacache.api.snapshots import verify_snapshot as verify_snapshot
+    from datacache.api.snapshots import versions_of_file as versions_of_file
     from datacache.api.training import create_tasks as create_tasks
     from datacache.api.training import list_tasks as list_tasks
     from datacache.api.training import measure_loading as measure_loading
@@ -150,6 +160,7 @@ if TYPE_CHECKING:
     draw_pictures = _preview.preview
     find_images = _query.find
     forget_volume = _refs.forget_volume
+    is_image_path = _pairing.is_image
     PLOT_FORMATS = _plot.FORMATS
     plot_statistics = _plot.plot
     processor_count = _processes.processors

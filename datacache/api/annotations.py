@@ -29,6 +29,7 @@ from datacache.reader.snapshot import Snapshot
 from datacache.settings import Settings, load_settings
 
 if TYPE_CHECKING:
+    from datacache.annotations.browsing import Browser
     from datacache.annotations.model import Problem
     from datacache.annotations.stats import Statistics
     from datacache.annotations.table.table import ImageSummary, Table
@@ -62,6 +63,25 @@ def open_annotations(
     how = make_reading(reading)
     with closing(open_catalog(settings)) as catalog, open_snapshot(ref, settings) as snapshot:
         yield snapshot, Annotations(snapshot, catalog, how).table(processes=processes, progress=progress)
+
+
+@contextmanager
+def open_browser(
+    ref: str,
+    *,
+    processes: int | None = None,
+    settings: Settings | None = None,
+    progress: Callable[[str, int, int], None] = lambda _what, _done, _total: None,
+) -> Iterator[tuple[Snapshot, Browser]]:
+    """Open a snapshot and a `Browser` of its images, as `open_annotations` does."""
+    from datacache.annotations.browsing import Browser
+    from datacache.conversion.index import Annotations
+
+    settings = settings or load_settings()
+    with closing(open_catalog(settings)) as catalog, open_snapshot(ref, settings) as snapshot:
+        annotations = Annotations(snapshot, catalog, make_reading({}))
+        table = annotations.table(processes=processes, progress=progress)
+        yield snapshot, Browser(table, annotations.splits)
 
 
 def query(ref: str, *, settings: Settings | None = None, **wanted: Unpack[QueryOptions]) -> list[ImageSummary]:

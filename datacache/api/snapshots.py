@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from datacache.catalog.access import Access
+    from datacache.catalog.base import Catalog
     from datacache.catalog.gc import GarbageReport
     from datacache.catalog.refs import Removal
     from datacache.catalog.verify import Problem
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from datacache.imports.failures import Failure
     from datacache.imports.jsonl import ImportedLines, JsonlProgress
     from datacache.manifest.diff import Change
+    from datacache.manifest.model import Entry
     from datacache.reader.export.export import Exported
     from datacache.store.local.walk import Links
 
@@ -213,6 +215,19 @@ def list_snapshots(name: str, settings: Settings | None = None) -> list[Snapshot
     with closing(open_catalog(settings)) as catalog:
         resolve(catalog, name)
         return catalog.snapshots(name)
+
+
+def versions_of_file(
+    catalog: Catalog, dataset: str, path: str, *, most: int = 20
+) -> list[tuple[SnapshotRecord, Entry | None]]:
+    """Return the newest snapshots of a data set, newest first, each with its entry of a path, or None."""
+    raw = path.encode("utf-8", "surrogateescape")
+    found: list[tuple[SnapshotRecord, Entry | None]] = []
+    for record in reversed(catalog.snapshots(dataset)[-most:]):
+        manifest = Manifest.open(record.id, catalog.get_blobs)
+        row = manifest.find(raw)
+        found.append((record, None if row is None else manifest.entry(row)))
+    return found
 
 
 def tag_snapshot(ref: str, tag: str, *, move: bool = False, settings: Settings | None = None) -> SnapshotRecord:

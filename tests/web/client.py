@@ -79,3 +79,16 @@ async def _ask(app: Any, method: str, path: str, query: str, headers: Mapping[st
     start = sent[0]
     found = [(name.decode().lower(), value.decode("latin-1")) for name, value in start["headers"]]
     return Answer(start["status"], found, b"".join(message.get("body", b"") for message in sent[1:]))
+
+
+def end_lifespan(app: Any) -> None:
+    """Have an application close what it has opened."""
+    messages = iter([{"type": "lifespan.startup"}, {"type": "lifespan.shutdown"}])
+
+    async def receive() -> Any:
+        return next(messages)
+
+    async def send(message: Any) -> None:
+        assert not message["type"].endswith("failed"), message
+
+    asyncio.run(app({"type": "lifespan", "asgi": {"version": "3.0"}}, receive, send))

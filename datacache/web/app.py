@@ -1,0 +1,117 @@
+"""Put the page together: routes to pages, answers for errors, the guard before it all.
+
+Pages that decode pictures share a few threads, so that a grid of large images takes no more memory than some of them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from contextlib import asynccontextmanager
+from importlib.resources import files
+from typing import Any, Final
+
+from anyio import CapacityLimiter, to_thread
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Route
+
+from datacache import api
+from datacache.core.cores import cores
+from datacache.core.errors import (
+    BrokenImageError,
+    DatacacheError,
+    PathNotFoundError,
+    SnapshotNotFoundError,
+    UsageError,
+)
+from datacache.settings import Settings
+from datacache.web.access import LEAVE, LOOPBACK, Guard, OneTimeLinks
+from datacache.web.opened import Opening, OpenSnapshots
+from datacache.web.pages import Pages
+from datacache.web.rendering import render
+
+_log = logging.getLogger(__name__)
+_STATIC: Final = {"style.css": "text/css", "page.js": "text/javascript", "htmx.min.js": "text/javascript"}
+_STATUS: Final[tuple[tuple[type[DatacacheError], int], ...]] = (
+    (SnapshotNotFoundError, 404),
+    (PathNotFoundError, 404),
+    (UsageError, 422),
+    (BrokenImageError, 415),
+    (DatacacheError, 502),
+)
+"""The first that fits counts."""
+_Page = Callable[[Request], Response]
+
+
+def make_app(
+    settings: Settings,
+    links: OneTimeLinks,
+    *,
+    hosts: Collection[str] = LOOPBACK,
+    cookie: str = "datacache_ui",
+    read_only: bool = False,
+) -> Guard:
+    """Return the ASGI application. What it opens is closed when the server ends its lifespan."""
+    catalog = api.open_catalog(settings)
+    opened = OpenSnapshots(settings)
+    pages = Pages(settings, catalog, opened)
+    few = CapacityLimiter(max(2, min(4, cores())))
+
+    def decoding(page: _Page) -> Callable[[Request], Awaitable[Response]]:
+        async def answer(request: Request) -> Response:
+            return await to_thread.run_sync(page, request, limiter=few)
+
+        return answer
+
+    def leave(_request: Request) -> Response:
+        answer = RedirectResponse("/", 303)
+        answer.delete_cookie(cookie, httponly=True, samesite="strict")
+        return answer
+
+    @asynccontextmanager
+    async def lifespan(_app: Starlette) -> AsyncIterator[None]:
+        yield
+        opened.close()
+        catalog.close()
+
+    routes = [
+        Route("/", pages.datasets),
+        Route("/d/{name:path}", pages.dataset),
+        Route("/cover/{name:path}", decoding(pages.cover)),
+        Route("/s/{ref:path}", pages.grid),
+        Route("/image/{ref:path}", pages.image),
+        Route("/having/{ref:path}", pages.having),
+        Route("/thumb/{ref:path}", decoding(pages.thumb)),
+        Route("/whole/{ref:path}", decoding(pages.whole)),
+        Route("/objects/{ref:path}", decoding(pages.objects)),
+        Route("/static/{name}", _static),
+        Route(LEAVE, leave, methods=["POST"]),
+    ]
+    handlers: dict[Any, Any] = {DatacacheError: _failed, Opening: _opening, HTTPException: _http_error}
+    app = Starlette(routes=routes, exception_handlers=handlers, lifespan=lifespan)
+    return Guard(app, links=links, hosts=hosts, cookie=cookie, user_header=settings.ui_user_header, read_only=read_only)
+
+
+def _static(request: Request) -> Response:
+    name = request.path_params["name"]
+    if name not in _STATIC:
+        raise HTTPException(404)
+    data = files("datacache.web").joinpath("static", name).read_bytes()
+    return Response(data, media_type=_STATIC[name], headers={"cache-control": "private, max-age=300"})
+
+
+def _failed(request: Request, exc: DatacacheError) -> Response:
+    status = next(status for kind, status in _STATUS if isinstance(exc, kind))
+    _log.log(logging.WARNING if status >= 500 else logging.INFO, "%s: %s", request.url.path, exc.message)
+    return render(request, "error.html", status=status, title=exc.message, hint=exc.hint)
+
+
+def _opening(request: Request, exc: Opening) -> Response:
+    return render(request, "opening.html", status=202, ref=exc.ref, progress=str(exc))
+
+
+def _http_error(request: Request, exc: HTTPException) -> Response:
+    return render(request, "error.html", status=exc.status_code, title="There is no such page.", hint="")

@@ -1,0 +1,61 @@
+"""Render templates: everything of a data set is text, whatever it holds.
+
+Jinja escapes what is put into HTML. Before that, characters that are not seen (control characters, marks of direction,
+bytes that are no text) become escapes such as `\\x1b`: a name must not look like another one, nor end a line. One
+environment for the process; any thread.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+from starlette.requests import Request
+from starlette.responses import HTMLResponse
+
+from datacache import __version__, api
+from datacache.settings import format_bytes
+from datacache.web.access import LEAVE
+from datacache.web.addresses import address
+
+_JOINERS = "\u200c\u200d"
+"""Not printable, and parts of words in some scripts."""
+
+
+def as_text(value: Any) -> Any:
+    """Return a text as it can be shown. All else, HTML that templates made among it, stays as it is."""
+    if not isinstance(value, str) or isinstance(value, Markup) or value.isprintable():
+        return value
+    return "".join(c if c.isprintable() or c in _JOINERS else repr(c)[1:-1] for c in value)
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("datacache.web"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=as_text,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "size": format_bytes,
+        "count": lambda number: f"{number:,}",
+        "time": lambda stamp: stamp.replace("T", " ").removesuffix("Z"),
+        "name": lambda path: path.rpartition("/")[2],
+        "pretty": lambda value: json.dumps(value, ensure_ascii=False, sort_keys=True),
+        "colour": api.hex_colour,
+    }
+    environment.globals |= {"address": address, "version": __version__, "leave": LEAVE}
+    return environment
+
+
+def render(request: Request, template: str, *, status: int = 200, **values: Any) -> HTMLResponse:
+    """Return a page."""
+    visitor = request.scope["visitor"]
+    html = _environment().get_template(template).render(visitor=visitor, **values)
+    return HTMLResponse(html, status)

@@ -1,0 +1,47 @@
+"""`dsctl ui`: the web page."""
+
+from __future__ import annotations
+
+import sys
+from importlib.util import find_spec
+
+import click
+
+from datacache.core.errors import UsageError
+from dataset_cli.app import App, command
+
+_NEEDS = ("starlette", "uvicorn", "jinja2")
+
+
+@command(has_json=False)
+@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8765, show_default=True, help="0: any that is free.")
+@click.option("--read-only", is_flag=True, help="Refuse everything that writes.")
+@click.option("--no-browser", is_flag=True, help="Print the link, and open no browser.")
+def ui(app: App, /, *, host: str, port: int, read_only: bool, no_browser: bool) -> None:
+    """Look at data sets, their versions and images in a browser.
+
+    \b
+    dsctl ui
+    dsctl ui --read-only --no-browser --port 9000
+
+    Prints a link that lets one visitor in, and a new one each time it was used. It goes on until Ctrl-C. Beyond this
+    machine, DATACACHE_UI_HOSTS says by which names browsers come, and DATACACHE_UI_USER_HEADER which header of a proxy
+    names the user.
+    """
+    if any(find_spec(name) is None for name in _NEEDS):
+        raise UsageError("the page needs more packages", hint="Install them: pip install 'dsctl[ui]'")
+    from datacache.web.server import serve
+
+    opened = no_browser or not sys.stdout.isatty()
+
+    def announce(url: str) -> None:
+        nonlocal opened
+        app.out.lines([url])
+        if not opened:
+            opened = True
+            import webbrowser
+
+            webbrowser.open(url)
+
+    serve(app.settings, announce, host=host, port=port, read_only=read_only)
