@@ -16,7 +16,7 @@ from markupsafe import Markup
 from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
-from datacache import __version__, api
+from datacache import api
 from datacache.settings import format_bytes
 from datacache.web.access import LEAVE
 from datacache.web.addresses import address
@@ -50,7 +50,7 @@ def _environment() -> Environment:
         "pretty": lambda value: json.dumps(value, ensure_ascii=False, sort_keys=True),
         "colour": api.hex_colour,
     }
-    environment.globals |= {"address": address, "version": __version__, "leave": LEAVE}
+    environment.globals |= {"address": address, "leave": LEAVE}
     return environment
 
 
