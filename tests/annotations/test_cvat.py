@@ -263,6 +263,8 @@ def test_shapes_that_mean_nothing_are_left_out(shape: str, problem: str) -> None
         (b"<annotations><image></annotations>", "xml-broken"),
         (b"<annotation></annotation>", "not-cvat"),
         (b'<!DOCTYPE a [<!ENTITY b "c">]><annotations>&b;</annotations>', "xml-entities"),
+        (b'<?xml version="1.0" encoding="gbk"?><annotations/>', "encoding"),
+        (b'<?xml version="1.0" encoding="none"?><annotations/>', "encoding"),
         (b"<annotations>" + b"<a>" * 200, "file-too-large"),
         (b'<annotations><image name="' + b"a" * (9 * 2**20), "file-too-large"),
     ],
@@ -361,7 +363,8 @@ def test_subsets_are_told_up_to_where_a_file_is_broken() -> None:
     <meta><![CDATA[<image name="no" subset="x"/>]]></meta><image name="ü &gt; c" subset="t"><image"""
     for encoding in ("utf-8", "utf-16"):
         assert list(cvat.subsets(given.encode(encoding))) == [("a.jpg", "A&B"), ("ü > c", "t")]
-    assert list(cvat.subsets(b'<!DOCTYPE a [<!ENTITY b "c">]><annotations><image name="a" subset="b"/>')) == []
+    for head in ('<!DOCTYPE a [<!ENTITY b "c">]>', *(f'<?xml version="1.0" encoding="{e}"?>' for e in ("gbk", "none"))):
+        assert list(cvat.subsets(f'{head}<annotations><image name="a" subset="b"/>'.encode())) == []
 
 
 def test_files_from_strangers_take_neither_memory_nor_time() -> None:

@@ -42,6 +42,7 @@ from datacache.annotations.formats.geometry import (
 )
 from datacache.annotations.formats.json_stream import Data
 from datacache.annotations.formats.values import parse_number
+from datacache.annotations.formats.xml_encoding import unknown_encoding
 from datacache.annotations.model import Action, Annotation, Box, Draft, DraftFile, Problem, Problems, quote
 from datacache.annotations.shapes.outline import NOTHING, Keypoints, Skeleton, pack, unpack
 from datacache.core.errors import AnnotationError
@@ -93,7 +94,7 @@ def subsets(data: bytes) -> Iterator[tuple[str, str]]:
             found.clear()
             if at + _PIECE - parser.CurrentByteIndex > MAX_TAG_BYTES:
                 return
-    except expat.ExpatError:
+    except (expat.ExpatError, LookupError, ValueError):  # the last two of a declared encoding
         yield from found
 
 
@@ -149,6 +150,10 @@ class _CvatReader:
             why = expat.ErrorString(exc.code) if len(data) else "the file is empty"
             message = f"the XML is broken: {why}"
             raise AnnotationError(message, code="xml-broken", file=self._file, line=exc.lineno) from None
+        except (LookupError, ValueError) as exc:
+            if self._elements or isinstance(exc, AnnotationError):
+                raise
+            raise unknown_encoding(self._file, f"{exc}") from None  # of the declaration, which expat cannot read
         finally:
             del self._parser  # it refers to our methods, and they to us
         frames = self._size["size"] if self._frames and not self._images else 0

@@ -44,7 +44,7 @@ def decode(data: bytes, file: str) -> tuple[str, Problem | None]:
         if data.startswith(bom):
             text = _decoded(data, name)
             if text is None:
-                raise _refused(file, f"it begins as {name.upper()} does and goes on otherwise")
+                raise unknown_encoding(file, f"it begins as {name.upper()} does and goes on otherwise")
             return text, None
     match = _DECLARED.match(data)
     declared = match[1].decode("ascii", "replace") if match else ""
@@ -61,7 +61,7 @@ def decode(data: bytes, file: str) -> tuple[str, Problem | None]:
             message = f"{said}, and its bytes are not so; it is read as {name}"
             return text, Problem("encoding", "repaired", file, 0, message)
     names = ", ".join(name for name, *_ in _SCRIPTS)
-    raise _refused(file, f"{said}, and its bytes are neither that nor UTF-8, nor words in {names}")
+    raise unknown_encoding(file, f"{said}, and its bytes are neither that nor UTF-8, nor words in {names}")
 
 
 def _codec(declared: str) -> str:
@@ -164,5 +164,6 @@ _SCRIPTS: Final[tuple[tuple[str, str, Callable[[str], bool]], ...]] = (
 _HINT: Final = "Convert the file to UTF-8, or say its encoding in the XML declaration."
 
 
-def _refused(file: str, why: str) -> AnnotationError:
+def unknown_encoding(file: str, why: str) -> AnnotationError:
+    """Return the error for a file that cannot be decoded."""
     return AnnotationError(f"the encoding is not known: {why}", code="encoding", file=file, hint=_HINT)
