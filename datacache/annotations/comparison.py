@@ -13,7 +13,7 @@ from itertools import groupby
 from typing import Literal, NamedTuple
 
 from datacache.annotations.model import Annotation, Box
-from datacache.annotations.shapes.outline import Mask, Polygon, Rotated, unpack
+from datacache.annotations.shapes.outline import NOTHING, Mask, Polygon, Rotated, unpack
 from datacache.annotations.table.ranges import Row
 from datacache.annotations.table.table import Table
 
@@ -77,18 +77,22 @@ def _order(box: Box) -> tuple[str, float, float, float, float]:
 
 
 def _alike(a: Box, b: Box) -> bool:
-    return (a.label, a[5:9], _but_points(a)) == (b.label, b[5:9], _but_points(b)) and all(
+    facts = ((box.label, box[5:9], (box.extra or NOTHING)[2:]) for box in (a, b))
+    return next(facts) == next(facts) and _in_place(a, b)
+
+
+def _in_place(a: Box, b: Box) -> bool:
+    """Tell whether box, outline and keypoints are the same but for rounding."""
+    return _but_points(a) == _but_points(b) and all(
         abs(p - q) <= _SLACK_PX for p, q in zip((*a[1:5], *_points(a)), (*b[1:5], *_points(b)), strict=True)
     )
 
 
-def _but_points(box: Box) -> tuple[object, ...] | None:
-    """Return what must be equal of an extra: all but its points, of which their number."""
-    if box.extra is None:
-        return None
-    outline, keypoints = box.extra.outline, box.extra.keypoints
+def _but_points(box: Box) -> tuple[object, ...]:
+    """Return what must be equal of the outline and the keypoints: all but their points, of which their number."""
+    outline, keypoints, *_ = box.extra or NOTHING
     shape = outline if isinstance(outline, Mask) else outline and (type(outline), len(outline[0]), *outline[1:])
-    return shape, keypoints and keypoints.visible, *box.extra[2:]
+    return shape, keypoints and (len(keypoints.points), keypoints.visible)
 
 
 def _points(box: Box) -> array[float]:
@@ -170,8 +174,4 @@ def _equal_boxes(old: Sequence[Box], new: Sequence[Box]) -> Iterator[tuple[bool,
 def _change(before: Box, after: Box) -> ObjectChange:
     if before.label != after.label:
         return ObjectChange("relabelled", before, after)
-    return ObjectChange("moved" if _place(before) != _place(after) else "edited", before, after)
-
-
-def _place(box: Box) -> tuple[object, ...]:
-    return (*box[1:5], *((box.extra.outline, box.extra.keypoints) if box.extra else (None, None)))
+    return ObjectChange("edited" if _in_place(before, after) else "moved", before, after)

@@ -27,6 +27,7 @@ def test_each_kind_of_change_is_told() -> None:
     assert told([cat], [cat._replace(label="dog", x2=31.0)]) == [("relabelled", "cat", "dog")]
     assert told([cat], [cat._replace(occluded=True)]) == [("edited", "cat", "cat")]
     assert told([cat], [cat._replace(x1=cat.x1 + 0.001)]) == [], "less than six decimals of YOLO can say"
+    assert told([cat], [cat._replace(x1=cat.x1 + 0.001, occluded=True)]) == [("edited", "cat", "cat")]
     assert told([cat], [cat._replace(x1=29.0)]) == [("removed", "cat", ""), ("added", "", "cat")], "another object"
 
 
