@@ -42,6 +42,7 @@ def dedupe(app: App, /, *, ref: str, report: Path | None, **options: Any) -> Non
     dsctl dedupe mask@v1 --similar 3 --as mask-once
     """
     expect_writable(report)
+    ref = app.resolve(ref).ref  # the result may be its next version
     with app.out.progress(f"comparing images of {ref}") as bar:
         record, left_out = api.dedupe(
             ref,

@@ -37,6 +37,7 @@ def sample(app: App, /, *, ref: str, n: int, report: Path | None, **options: Any
     dsctl sample mask@v1 --n 1000 --by label --as mask-small
     """
     expect_writable(report)
+    ref = app.resolve(ref).ref  # the result may be its next version
     with app.out.progress(f"reading annotations of {ref}") as bar:
         record = api.sample(
             ref,

@@ -284,6 +284,11 @@ def test_dedupe_and_sample_name_the_images_that_cannot_be_used_and_write_reports
         assert whole["snapshot"]["ref"].startswith(f"{command[0]}@")
         refused = dsctl(*command, "faces@v2", "--as", "other", "--report", tmp_path)
         assert (refused.code, "--report" in refused.err) == (2, True)
+    for command, said in ((["sample", "--n", "3"], "3 of 10 images"), (["dedupe"], "3 images, 0 left out")):
+        first, *others = dsctl(*command, "faces", "--as", "faces", "--replace").out.splitlines()
+        assert (first.partition("  ")[2], len(others)) == (said, 2 if command[0] == "sample" else 0), (
+            "of what was there"
+        )
 
 
 def test_every_format_can_be_asked_for() -> None:
