@@ -214,6 +214,12 @@ def test_a_region_that_cannot_be_used_is_left_out(wrong: Any, problem: str) -> N
     assert problems == [f"{problem} skipped 1", "entry-malformed skipped 1"]
 
 
+def test_a_score_that_is_infinite_is_an_attribute() -> None:
+    (draft,), problems = parsed(task(box(score=math.inf)))
+    assert [(each.extra, each.attributes) for each in draft.boxes] == [(None, (("score", "inf"),))]
+    assert problems == []
+
+
 def test_the_newest_annotation_counts_and_a_prediction_where_there_is_none() -> None:
     old, new = (
         {"result": [box(label)], "updated_at": f"2024-0{n}-01T00:00:00Z"} for n, label in enumerate(("old", "new"), 1)

@@ -90,6 +90,8 @@ def test_a_mask_includes_its_last_row_and_column() -> None:
 def test_points_turned_rectangles_and_circles() -> None:
     keypoints = box_of(shape("points", [[1, 2], [5, 9]], visible=[2, 1], score=0.5)).extra
     assert keypoints == Extra(keypoints=Keypoints(pack([1, 2, 5, 9]), b"\2\1"), score=0.5)
+    odd = box_of(shape("rectangle", [[1, 2], [5, 9]], score=math.nan))
+    assert (odd.extra, odd.attributes) == (None, (("score", "NaN"),))
     point = box_of(shape("point", [[3, 0]]))
     assert (point.extra, point[1:5]) == (Extra(keypoints=Keypoints(pack([3, 0]), b"\2")), (2.5, 0, 3.5, 0.5))
     corners = [[20, -2], [30, 5], [20, 15], [10, 5]]

@@ -72,6 +72,13 @@ def test_boxes_are_parts_of_the_image_with_flags_and_attributes() -> None:
     assert (other.label, other.extra, other.y2) == ("/m/0unlisted", Extra(score=0.5), 100)
 
 
+@pytest.mark.parametrize("confidence", ["nan", "inf", "sure"])
+def test_a_confidence_that_is_no_number_is_an_attribute(confidence: str) -> None:
+    images, problems = parse(f"ImageID,LabelName,Confidence,XMin,XMax,YMin,YMax\na,cat,{confidence},0,1,0,1\n")
+    (cat,) = images["a"].boxes
+    assert (cat.attributes, cat.extra, problems) == ((("Confidence", confidence),), None, [])
+
+
 def test_labels_of_confidence_0_are_none_of_the_image() -> None:
     images, problems = parse(LABELS)
     assert {name: image.labels for name, image in images.items()} == {

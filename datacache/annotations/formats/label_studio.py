@@ -202,10 +202,13 @@ class _TaskReader:
         if raised and raised.issuperset(attributes["flags"].split(", ")):
             del attributes["flags"]
         own, wrote = to_number(region.get("score")), _meta(region).get("author")
+        score = score if own is None else own
+        if score is not None and not math.isfinite(score):
+            attributes["score"], score = str(score), None
         extra = Extra(
             found.outline,
             found.keypoints,
-            score=score if own is None else own,
+            score=score,
             author=wrote if isinstance(wrote, str) else author,
         )
         difficult, truncated, occluded = (flag in raised for flag in _FLAGS)

@@ -126,7 +126,7 @@ def _object(shape: JSON, size: tuple[int, int], problems: Problems, number: int)
         found.outline,
         found.keypoints,
         group=-1 if group is None else group,
-        score=score if isinstance(score, float) else None,
+        score=score if _is_score(score) else None,
     )
     kept = tuple(sorted(pair for pair in attributes.items() if pair[0] not in raised))
     more = None if extra == NOTHING else extra
@@ -142,7 +142,7 @@ def _attributes(shape: dict[str, JSON]) -> Attributes:
         if isinstance(part, dict):
             found |= part
     others = {key: value for key, value in shape.items() if key not in _OWN and key not in ("attributes", "visible")}
-    if isinstance(others.get("score"), float):
+    if _is_score(others.get("score")):
         del others["score"]
     if shape.get("description"):
         others["description"] = shape["description"]
@@ -150,6 +150,10 @@ def _attributes(shape: dict[str, JSON]) -> Attributes:
         others["attributes"] = more
     found |= {key: value for key, value in others.items() if value is not None}
     return {name: value if isinstance(value, str) else json.dumps(value) for name, value in found.items()}
+
+
+def _is_score(value: JSON) -> bool:
+    return isinstance(value, float) and math.isfinite(value)
 
 
 # --- geometry --------------------------------------------------------------------------------------------------------

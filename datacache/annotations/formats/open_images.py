@@ -15,6 +15,7 @@ import io
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
+from math import isfinite
 from typing import Any, Final, NamedTuple
 
 from datacache.annotations.aside import Aside
@@ -213,10 +214,11 @@ def _cells(line: str) -> list[str]:
 def _box(label: str, edges: Sequence[float], row: Mapping[str, str], number: int) -> Box:
     score = parse_number(row.get("Confidence", "1"))
     author = row.get("Source", "")
-    extra = NOTHING._replace(
-        score=None if score is None or score == 1 else score, author="" if author == _USUAL_AUTHOR else author
-    )
+    sure = score is None or score == 1 or not isfinite(score)
+    extra = NOTHING._replace(score=None if sure else score, author="" if author == _USUAL_AUTHOR else author)
     flags = [(name, row[name]) for name in ATTRIBUTES if row.get(name, "0") != "0"]
+    if sure and score != 1:
+        flags.append(("Confidence", row["Confidence"]))  # such as `nan`: it is no score, and is not lost
     truncated, occluded = ((name, "1") in flags for name in _FLAGS)
     attributes = tuple(sorted(pair for pair in flags if pair[0] not in _FLAGS or pair[1] != "1"))
     x1, y1, x2, y2 = edges
