@@ -549,7 +549,7 @@ class AnnotationSource:
         found = ""
         for row in islice(rows, _LOOKED_AT):
             entry = self._manifest.entry(row)
-            head = bytes(self._snapshot.rows.read_row(row, 0, min(entry.size_bytes, _HEAD_BYTES)))
+            head = self.read(entry.path, _HEAD_BYTES)
             lines = [line.split() for line in head.splitlines()[: None if len(head) == entry.size_bytes else -1]]
             if any(len(parts) not in (0, 9) for parts in lines):
                 return
