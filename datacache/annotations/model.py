@@ -11,12 +11,16 @@ sentences, and a test holds the two together; readers, writers and conversions u
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, Literal, NamedTuple
 
 from datacache.annotations.shapes.outline import Extra, Skeleton
 from datacache.core.errors import AnnotationError, BrokenImageError, DatacacheError
+
+HALVES: Final = re.compile("[\ud800-\udfff]")
+"""Halves of characters, which JSON can hold and no other file."""
 
 
 class Format(NamedTuple):
@@ -203,6 +207,7 @@ PROBLEMS: Final[dict[str, str]] = {
     "polygon-empty": "An outline has no area, or none inside its image",
     "polygon-crossing": "The lines of an outline cross each other",
     "polygon-clipped": "An outline lies partly outside its image",
+    "score-not-finite": "The score of an object is `nan` or infinite",
     "mask-broken": "The run lengths of a mask are not those of any",
     "mask-size": "A mask has another size than its image",
     "mask-missing": "The image of a mask is not there",
@@ -244,7 +249,7 @@ PROBLEMS: Final[dict[str, str]] = {
     "not-data": "Files are there that operating systems and tools leave behind, or masks",
     # Image operations.
     "image-damaged": "A JPEG has bytes that belong nowhere, which decoders pass over",
-    "image-too-large": "An image has, or would have, more pixels than are decoded",
+    "image-too-large": "An image has, or would have, more pixels than are decoded, or 100 scans of a JPEG",
     "image-depth": "The format of the result cannot hold the pixels' depth",
     "image-colours": "The colours (CMYK and the like) were turned into RGB",
     # The format written cannot hold it.

@@ -407,6 +407,13 @@ def test_masks_are_read_of_their_images_and_written(tmp_path: Path, settings: Se
     assert {"mask-boxed", "details-left-out"} <= yolo.report.counts.keys()
 
 
+def test_halves_of_characters_in_attributes_do_not_spoil_the_file() -> None:
+    attributes = (("IsGroupOf", "\udcff"), ("PredictedIoU", "\ud800"))
+    image = Annotation("a", 1000, 100, (Box("Tree", 1, 1, 9, 9, attributes=attributes),))
+    for written in (open_images.write_boxes([image], {}), open_images.write_masks([image], {})):
+        assert "\ufffd" in b"".join(written).decode()
+
+
 def test_a_line_break_in_a_value_begins_no_row() -> None:
     extra = Extra(author="e\nvictim,x,cat,1,0,1,0,1,0,0,0,0,0\r\nz")
     annotation = Annotation("x", 10, 10, (Box("a", 1, 1, 5, 5, extra=extra),))

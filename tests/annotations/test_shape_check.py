@@ -55,6 +55,16 @@ def test_what_cannot_be_meant_is_left_out_and_the_object_stays(extra: Extra, cod
     assert checked(extra._replace(track=2, area=3.5))[0] == Extra(track=2, area=None if extra.outline else 3.5)
 
 
+@pytest.mark.parametrize("score", [math.nan, math.inf, -math.inf])
+def test_a_score_that_is_not_finite_is_left_out(score: float) -> None:
+    assert checked(Extra(score=score)) == (None, [("score-not-finite", "repaired")])
+    assert checked(Extra(INSIDE, score=score)) == (Extra(INSIDE), [("score-not-finite", "repaired")])
+
+
+def test_an_author_has_no_halves_of_characters() -> None:
+    assert checked(Extra(author="a\ud800\udcff")) == (Extra(author="a\ufffd\ufffd"), [])
+
+
 def test_lines_that_cross_again_and_again_are_left_out_before_anybody_computes_with_them() -> None:
     """Shapely would need minutes for 1,000 points at random, and gigabytes for more."""
     points = np.random.default_rng(7).random((100_000, 2)) * (10, 8)

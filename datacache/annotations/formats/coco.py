@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -34,7 +33,7 @@ from datacache.annotations.formats.values import (
     to_number,
     to_text,
 )
-from datacache.annotations.model import Action, Annotation, Box, Draft, DraftFile, Problem, quote
+from datacache.annotations.model import HALVES, Action, Annotation, Box, Draft, DraftFile, Problem, quote
 from datacache.annotations.plain import Columns, boxes_of, columns_of
 from datacache.annotations.shapes.outline import (
     NOTHING,
@@ -57,7 +56,6 @@ from datacache.core.errors import AnnotationError
 _FLAGS: Final = ("difficult", "truncated", "occluded")
 _TRUE: Final = frozenset({"1", "true", "yes"})
 _FALSE: Final = frozenset({"0", "false", "no", ""})
-_HALVES: Final = re.compile("[\ud800-\udfff]")
 _NUMBERS: Final = frozenset({int, float})
 _box, _extra = partial(tuple.__new__, Box), partial(tuple.__new__, Extra)
 _AT_A_TIME: Final = 500
@@ -533,8 +531,7 @@ def _attributes(entry: dict[str, JSON]) -> tuple[tuple[bool, bool, bool], dict[s
         if text in _TRUE or text in _FALSE:
             given.pop(name, None)
     return (difficult in _TRUE, truncated in _TRUE, occluded in _TRUE), {
-        # JSON can hold halves of characters, which no other file can.
-        _HALVES.sub("\ufffd", name): _HALVES.sub("\ufffd", to_text(value))
+        HALVES.sub("\ufffd", name): HALVES.sub("\ufffd", to_text(value))
         for name, value in given.items()
         if value is not None
     }

@@ -23,7 +23,7 @@ from datacache.annotations.check import clean_label
 from datacache.annotations.formats.json_stream import Data, in_utf8, read_lines
 from datacache.annotations.formats.mask_images import file_of, in_file
 from datacache.annotations.formats.values import parse_number
-from datacache.annotations.model import Annotation, Box, Draft, DraftFile, Problem, Problems, quote
+from datacache.annotations.model import HALVES, Annotation, Box, Draft, DraftFile, Problem, Problems, quote
 from datacache.annotations.pairing import LONGEST_NAME, short_name
 from datacache.annotations.shapes.outline import NOTHING, Mask
 from datacache.core.errors import AnnotationError
@@ -254,7 +254,7 @@ def write_boxes(images: Iterable[Annotation], ids: Mapping[str, str]) -> Iterato
     for annotation in images:
         across, down = _parts_of(annotation.width), _parts_of(annotation.height)
         for box in annotation.boxes:
-            extra, own = box.extra or NOTHING, dict(box.attributes)
+            extra, own = box.extra or NOTHING, _attributes(box)
             sides = across(box.x1), across(box.x2), down(box.y1), down(box.y2)
             flags = (("IsOccluded", box.occluded), ("IsTruncated", box.truncated))
             shown = ["1" if flag else own.get(name, "0") for name, flag in flags]
@@ -269,7 +269,7 @@ def write_masks(images: Iterable[Annotation], ids: Mapping[str, str]) -> Iterato
     for annotation in images:
         across, down = _parts_of(annotation.width), _parts_of(annotation.height)
         for box in annotation.boxes:
-            path, own = file_of(box), dict(box.attributes)
+            path, own = file_of(box), _attributes(box)
             if path or not own.keys().isdisjoint(OF_MASKS):
                 sides = across(box.x1), across(box.x2), down(box.y1), down(box.y2)
                 name = path.removeprefix(f"{MASK_FOLDER}/")
@@ -313,6 +313,10 @@ def write_labels(images: Iterable[Annotation], ids: Mapping[str, str]) -> Iterat
 def write_classes(names: Iterable[str], ids: Mapping[str, str]) -> bytes:
     """Write `class-descriptions.csv`: the name of a class is its id where it has no other."""
     return b"".join(_line((ids.get(name, name), name)) for name in names)
+
+
+def _attributes(box: Box) -> dict[str, str]:
+    return {name: text if text.isascii() else HALVES.sub("\ufffd", text) for name, text in box.attributes}
 
 
 def _line(cells: Sequence[str]) -> bytes:

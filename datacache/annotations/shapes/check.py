@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from math import isnan
+from math import isfinite, isnan
 from typing import Final
 
-from datacache.annotations.model import Box, Problem, quote
+from datacache.annotations.model import HALVES, Box, Problem, quote
 from datacache.annotations.shapes.outline import (
     FEW_BYTES,
     NOTHING,
@@ -37,6 +37,8 @@ def checked_shapes(
     boxes: Sequence[Box], width: int, height: int, file: str, problems: list[Problem]
 ) -> tuple[Box, ...]:
     """Return the boxes of an image with what can be kept of their extras."""
+    if any(box[10] is not None and (box[10].score is not None or box[10].author) for box in boxes):
+        boxes = [_told(box, file, problems) for box in boxes]
     clean = _clean_polygons(boxes, width, height)
     return tuple(
         [
@@ -80,6 +82,20 @@ def checked_shape(box: Box, width: int, height: int, file: str, problems: list[P
     area = extra.area if outline is extra.outline else None
     changed: Extra = extra._replace(outline=outline, keypoints=keypoints, area=area)
     return box._replace(extra=None if changed == NOTHING else changed)
+
+
+def _told(box: Box, file: str, problems: list[Problem]) -> Box:
+    """Return the box with a score and an author that every format can write."""
+    extra = box.extra
+    if extra is None:
+        return box
+    if extra.score is not None and not isfinite(extra.score):
+        message = f"the score of an object of {quote(box.label)} is not finite; it is left out"
+        problems.append(Problem("score-not-finite", "repaired", file, box.line, message))
+        extra = extra._replace(score=None)
+    author = HALVES.sub("\ufffd", extra.author)
+    changed = extra if author == extra.author else extra._replace(author=author)
+    return box if changed is box.extra else box._replace(extra=None if changed == NOTHING else changed)
 
 
 def _clean_polygons(boxes: Sequence[Box], width: int, height: int) -> set[int]:
