@@ -21,14 +21,15 @@ import PIL.Image
 import simplejpeg
 from numpy.typing import NDArray
 
+from datacache.annotations.image_header import read_header
 from datacache.annotations.layout import text
 from datacache.annotations.table.table import Table
 from datacache.conversion.contents import ImageContents
-from datacache.conversion.images import decode
+from datacache.conversion.images import decode, expect_decodable
 from datacache.conversion.index import with_entries
 from datacache.conversion.parallel import ordered_map
 from datacache.conversion.source import Files, Part
-from datacache.core.errors import AnnotationError, UsageError
+from datacache.core.errors import AnnotationError, BrokenImageError, UsageError
 from datacache.reader.snapshot import Snapshot
 
 MOST_BITS = 8
@@ -119,14 +120,20 @@ class _Hasher:
 def image_hash(data: bytes) -> int | None:
     """Return the hash of an image; None where it cannot be decoded."""
     try:
+        expect_decodable(data, read_header(data), "")
         grey = simplejpeg.decode_jpeg(data, "GRAY", min_height=32, min_width=36)[:, :, 0]
+    except (AnnotationError, BrokenImageError):
+        return None
     except ValueError:  # no JPEG, or one that needs a second look
         try:
             pixels = decode(data, "").pixels
         except AnnotationError:
             return None
         pixels = (pixels >> 8).astype(np.uint8) if pixels.dtype == np.uint16 else pixels
-        grey = pixels if pixels.ndim == 2 else pixels[:, :, : 1 if pixels.shape[2] < 3 else 3].mean(2).astype(np.uint8)
+        if pixels.ndim == 3:
+            colours = 1 if pixels.shape[2] < 3 else 3
+            pixels = (pixels[:, :, :colours].sum(2, dtype=np.uint16) // colours).astype(np.uint8)
+        grey = pixels
     small = PIL.Image.fromarray(np.ascontiguousarray(grey)).resize((9, 8), PIL.Image.Resampling.BOX)
     shades = np.asarray(small)
     return int.from_bytes(np.packbits(shades[:, 1:] > shades[:, :-1]).tobytes(), "big")

@@ -26,7 +26,7 @@ import simplejpeg
 from numpy.typing import NDArray
 from PIL import ExifTags
 
-from datacache.annotations.image_header import ImageHeader, read_header
+from datacache.annotations.image_header import ImageHeader, jpeg_end, read_header
 from datacache.annotations.model import Annotation, Problem, unforeseen
 from datacache.annotations.shapes.outline import Skeleton
 from datacache.catalog.objects import ObjectWriter, Stored
@@ -47,7 +47,7 @@ from datacache.conversion.operations import (
 from datacache.conversion.parallel import ordered_map
 from datacache.conversion.source import Files, Part
 from datacache.core.concurrency import PerProcess
-from datacache.core.errors import AnnotationError
+from datacache.core.errors import AnnotationError, BrokenImageError
 from datacache.reader.snapshot import Snapshot
 
 Pixels = NDArray[Any]
@@ -59,6 +59,7 @@ _SUBSAMPLINGS = ("444", "422", "420", "440", "411")
 _ICC_MARK = b"ICC_PROFILE\0"
 _ICC_PART = 65533 - len(_ICC_MARK) - 2
 _GREY = 114  # what YOLO pads with
+_SCAN, _MOST_SCANS = b"\xff\xda", 100  # encoders make about ten
 _LINEAR = PIL.Image.Resampling.BILINEAR
 _REDUCING_GAP = 3.0
 """From six times smaller on, whole blocks are averaged first, which is much faster and changes nothing one can see."""
@@ -257,9 +258,7 @@ def decode(data: bytes, path: str) -> Picture:
     large or of no known format."""
     try:
         header = read_header(data)
-        if header.width * header.height > MAX_PIXELS:
-            message = f"{path}: the image has more than {MAX_PIXELS:,} pixels"
-            raise AnnotationError(message, code="image-too-large", file=path)
+        expect_decodable(data, header, path)
         if not header.complete:
             raise AnnotationError(f"{path}: the image ends before its end", code="image-truncated", file=path)
         picture = _decode_jpeg(data, path) if header.format == "jpeg" else None
@@ -271,6 +270,22 @@ def decode(data: bytes, path: str) -> Picture:
         code = "image-truncated" if "truncated" in str(exc) else "image-broken"
         raise AnnotationError(f"{path}: the image cannot be decoded: {exc}", code=code, file=path) from exc
     return replace(picture, pixels=turned(picture.pixels, header.orientation))
+
+
+def expect_decodable(data: bytes | memoryview, header: ImageHeader, path: str) -> None:
+    """Raise `AnnotationError` where decoding an image, at whatever size, takes too much memory or time. A progressive
+    JPEG is held whole, and gone through once for each scan: three kilobytes can ask for gigabytes, or for hours."""
+    if header.width * header.height > MAX_PIXELS:
+        message = f"{path}: the image has more than {MAX_PIXELS:,} pixels"
+        raise AnnotationError(message, code="image-too-large", file=path)
+    if header.format == "jpeg" and (raw := bytes(data)).count(_SCAN) > _MOST_SCANS:
+        try:
+            scans = raw.count(_SCAN, 0, jpeg_end(raw))  # a film may follow the image
+        except BrokenImageError as exc:
+            raise AnnotationError(f"{path}: {exc.message}", code="image-truncated", file=path) from exc
+        if scans > _MOST_SCANS:
+            message = f"{path}: the JPEG has {scans:,} scans, more than {_MOST_SCANS}"
+            raise AnnotationError(message, code="image-too-large", file=path)
 
 
 def turned(pixels: Pixels, orientation: int) -> Pixels:
@@ -292,6 +307,7 @@ def check_whole(data: bytes | memoryview, header: ImageHeader, path: str) -> Non
     if header.format != "jpeg":
         decode(bytes(data), path)
         return
+    expect_decodable(data, header, path)
     try:
         simplejpeg.decode_jpeg(data, "GRAY", min_height=1, min_width=1, strict=True)
     except ValueError as exc:

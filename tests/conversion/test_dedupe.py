@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import struct
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,8 +12,10 @@ import pytest
 from PIL import Image
 
 import datacache
+from datacache.annotations.image_header import read_header
 from datacache.conversion.dedupe import _first_alike, image_hash
-from datacache.core.errors import UsageError
+from datacache.conversion.images import check_whole
+from datacache.core.errors import AnnotationError, UsageError
 from datacache.reader.snapshot import Snapshot
 from datacache.settings import Settings
 from tests.promises import promise
@@ -74,6 +77,26 @@ def test_a_hash_is_of_64_comparisons_and_none_of_what_is_no_image() -> None:
     assert image_hash(file.getvalue()) == 2**64 - 1
     assert image_hash(b"no image") is None
     assert image_hash(file.getvalue()[:60]) is None
+
+
+@pytest.mark.parametrize("look", [image_hash, lambda data: check_whole(data, read_header(data), "x.jpg")])
+@pytest.mark.parametrize(("side", "scans", "said"), [(65_500, 1, "pixels"), (64, 200, "scans")])
+def test_a_small_jpeg_that_asks_for_gigabytes_or_hours_is_not_decoded(
+    look: Callable[[bytes], object], side: int, scans: int, said: str
+) -> None:
+    file = io.BytesIO()
+    drawing(1, 64, 64).save(file, "JPEG", progressive=True)
+    data = bytearray(file.getvalue())
+    at = data.index(b"\xff\xc2") + 5
+    data[at : at + 4] = struct.pack(">HH", side, side)
+    last = data.rindex(b"\xff\xda")
+    data[last:-2] = data[last:-2] * scans
+    if look is image_hash:
+        assert look(bytes(data)) is None
+    else:
+        with pytest.raises(AnnotationError, match=said) as caught:
+            look(bytes(data))
+        assert caught.value.code == "image-too-large"
 
 
 @pytest.mark.parametrize("bits", [0, 3, 8])
