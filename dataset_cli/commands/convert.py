@@ -128,14 +128,10 @@ def run_conversion(app: App, what: str, make: Callable[..., api.Conversion], rep
 def usable_images(app: App, ref: str, options: Mapping[str, Any]) -> tuple[int, list[api.AnnotationProblem]]:
     """Return the number of a snapshot's images that can be used, and why others cannot; `options` say how it is read,
     besides other things."""
-    usable, problems = 0, list[api.AnnotationProblem]()
     with app.annotations(ref, **api.take(dict(options), api.ReadingOptions)) as (_, table):
-        for row in table.rows():
-            if row.annotation is not None:
-                usable += 1
-            else:
-                problems += row.problems
-    return usable, problems
+        usable = api.count_images(table, api.Query())
+        others = (row for row in table.rows() if row.annotation is None) if usable < table.images else ()
+        return usable, [problem for row in others for problem in row.problems]
 
 
 def show_conversion(app: App, done: api.Conversion, report: Path | None = None) -> None:
