@@ -47,7 +47,7 @@ class Tree:
     def child(self, prefix: bytes, name: bytes) -> Child | None:
         """Find `name` in a directory."""
         path = prefix + name
-        if not _showable(name):
+        if not showable(name):
             return None
         row = self.manifest.find(path)
         if row is not None and path not in self._hidden:
@@ -79,11 +79,12 @@ class Tree:
                     continue
                 name = path[skip:slash]
                 after = manifest.seek(path[:slash] + _AFTER_SLASH)
-                if not hidden or _showable(name):
+                if not hidden or showable(name):
                     yield Child(name, True, first + index, after)
                 index = after - first
             row = first + index
 
 
-def _showable(name: bytes) -> bool:
+def showable(name: bytes) -> bool:
+    """Tell whether a directory can hold a name."""
     return name not in (b"", b".", b"..") and len(name) <= 255 and b"\0" not in name

@@ -14,6 +14,7 @@ from datacache.core.errors import PathNotFoundError
 from datacache.core.ids import BLOCK_BYTES, BlockId, ObjectRef, block_id
 from datacache.manifest.model import SnapshotRecord
 from datacache.manifest.reader import Manifest
+from datacache.manifest.view import showable
 from datacache.reader.blocks import NodeBlocks
 from datacache.reader.rows import IDS_KEPT, Closed, RowReader
 
@@ -108,6 +109,8 @@ class Snapshot:
         if folder and not self.stat(folder).is_dir:
             raise self._missing(folder + "/")
         for child in self.rows.tree.children(prefix):
+            if not showable(child.name):  # whatever the manifest says of it: callers write to such paths
+                continue
             path = (prefix + child.name).decode("utf-8", "surrogateescape")
             yield Stat(path, 0, 0, True, "") if child.is_dir else self._stat_row(path, child.row)
 

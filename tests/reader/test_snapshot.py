@@ -7,6 +7,7 @@ import dataclasses
 import os
 import pickle
 import random
+import re
 import subprocess
 import sys
 
@@ -251,6 +252,19 @@ def test_memory_stores_are_read_in_the_process_that_has_them(settings):
     create_snapshot("words", "memory://words/a", tags=["v1"])
     with open_snapshot("words@v1") as snapshot:
         assert snapshot.read("x.txt") == b"word"
+
+
+def test_scan_gives_no_name_that_leads_out_of_a_folder_whatever_the_manifest_says(settings, monkeypatch):
+    from datacache.store.open import open_store
+
+    monkeypatch.setattr("datacache.manifest.builder._UNSHOWABLE", re.compile(rb"(?!)"))
+    store = open_store("memory://hostile", settings)
+    for key in ("../up", "a/../../out", "a/./c", "a/b", "good"):
+        store.put(f"p/{key}", b"x")
+    create_snapshot("hostile", "memory://hostile/p")
+    with open_snapshot("hostile") as snapshot:
+        assert [stat.path for stat in snapshot.scan()] == ["a", "good"]
+        assert [stat.path for stat in snapshot.scan("a")] == ["a/b"]
 
 
 def test_importing_the_package_and_settings_is_quick_to_load_nothing_heavy():
