@@ -263,7 +263,11 @@ def _images(
             message = f"{quote(row.path)} has a line break, which no list of images can hold; it is left out"
             report.problems.append(Problem("path-unwritable", "skipped", path, 0, message))
             continue
-        chosen = joined([_with_chosen_boxes(each, plan, classes, report) for each in image.named()])
+        try:
+            chosen = joined([_with_chosen_boxes(each, plan, classes, report) for each in image.named()])
+        except Exception as exc:  # noqa: BLE001 - one image must not end the conversion of all
+            report.problems.append(unforeseen(exc, found[0].source or path, f"{quote(row.path)} is"))
+            continue
         if chosen.boxes and not target.of_objects:
             message = f"{row.path}: {count(len(chosen.boxes), 'object')} left out; the format has none"
             report.problems.append(Problem("objects-left-out", "changed", chosen.source, 0, message))
@@ -339,9 +343,19 @@ def _write(
                 report.problems.append(unforeseen(exc, annotation.source or image.path, f"{quote(image.path)} is"))
                 continue
             report.problems += problems
-        target.expect([annotation for _, annotation in placed])
+        try:
+            target.expect([annotation for _, annotation in placed])
+            alone = False
+        except Exception:  # noqa: BLE001 - each by itself tells at which
+            alone = True
         for image, annotation in placed:
-            own, more = target.add(annotation, image.split, annotated=image.annotated)
+            try:
+                if alone:
+                    target.expect([annotation])
+                own, more = target.add(annotation, image.split, annotated=image.annotated)
+            except Exception as exc:  # noqa: BLE001 - as above
+                report.problems.append(unforeseen(exc, annotation.source or image.path, f"{quote(image.path)} is"))
+                continue
             report.problems += more
             entry = image.entry
             yield files.refer(entry._replace(path=annotation.path.encode("utf-8", "surrogateescape")))
@@ -372,21 +386,26 @@ class _Names:
 
     def __init__(self) -> None:
         self._taken: set[int] = set()  # hashes: a million paths are a hundred megabytes
+        self._next: dict[int, int] = {}  # of names that many images want, the first number that may be free
 
     def give(self, wanted: str, image: Image, *, below: str) -> tuple[str, list[Problem]]:
         """The path below the folder of images, for an image or a part of one. Where it is taken it is tried `below`
         another folder first."""
         relative = unchanged = wanted
         count = 1
-        while (key := xxh3_64_intdigest(stem(relative).encode("utf-8", "surrogateescape"))) in self._taken:
+        while (key := _hash(stem(relative))) in self._taken:
             if below:
                 relative = wanted = f"{below}/{wanted}"
                 below = ""
                 continue
             base, dot, extension = wanted.rpartition(".")
+            if count == 2:
+                count = self._next.get(_hash(stem(wanted)), 2)
             suffix = f"_{extension}" if count == 1 and dot else f"_{count}"
             relative, count = f"{base or wanted}{suffix}{dot}{extension if dot else ''}", count + 1
         self._taken.add(key)
+        if count > 2:
+            self._next[_hash(stem(wanted))] = count
         if relative == unchanged:
             return relative, []
         message = (
@@ -395,6 +414,10 @@ class _Names:
         action: Action = "noted" if image.ref else "repaired"
         path = f"{image.ref}/{image.path}" if image.ref else image.path
         return relative, [Problem("image-renamed", action, path, 0, message)]
+
+
+def _hash(text: str) -> int:
+    return xxh3_64_intdigest(text.encode("utf-8", "surrogateescape"))
 
 
 def _relative(path: str) -> str:

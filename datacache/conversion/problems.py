@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from datacache.annotations.check import same_object
 from datacache.annotations.classes import spelled, spelled_alike
-from datacache.annotations.model import Action, Annotation, Box, Problem, quote
+from datacache.annotations.model import Action, Annotation, Box, Problem, quote, unforeseen
 from datacache.annotations.shapes.outline import NOTHING, Polygon, in_common
 from datacache.annotations.table.table import Table
 from datacache.conversion.combine import own_target
@@ -76,6 +76,14 @@ class Mending:
 
     def mended(self, annotation: Annotation, problems: list[Problem]) -> Annotation:
         """Return the image's annotation without what is wrong with it, and add the problems that were found."""
+        try:
+            return self._mended(annotation, problems)
+        except Exception as exc:  # noqa: BLE001 - one image must not end the look at all
+            closer = f"the closer look at {quote(annotation.path)} is"
+            problems.append(unforeseen(exc, annotation.source or annotation.path, closer))
+            return annotation
+
+    def _mended(self, annotation: Annotation, problems: list[Problem]) -> Annotation:
         file, boxes = annotation.source or annotation.path, annotation.boxes
 
         def say(code: str, place: int, wrong: str, done: str) -> None:

@@ -19,6 +19,7 @@ from datacache.annotations.model import Annotation, Box, Problem
 from datacache.annotations.shapes.clip import area_of, uncrossed
 from datacache.annotations.shapes.outline import Edges, Extra, Polygon, in_common, pack, polygon_of, rings, unpack
 from datacache.annotations.table.ranges import Row
+from datacache.conversion import problems
 from datacache.conversion.fitting import fit
 from datacache.conversion.model import Splits
 from datacache.conversion.problems import Mending, spellings
@@ -308,3 +309,27 @@ def test_lines_that_touch_or_go_back_do_not_cross() -> None:
     for outline in (joined.outline, Polygon(touching), holed):
         assert isinstance(outline, Polygon)
         assert uncrossed(outline) is None
+
+
+def test_an_image_at_which_the_closer_look_fails_is_named_and_all_others_are_mended(
+    tmp_path: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    works = problems._repeated
+
+    def fails(boxes: list[Box]) -> dict[int, tuple[int, bool]]:
+        if len(boxes) == 5:
+            raise ZeroDivisionError("no side")
+        return works(boxes)
+
+    monkeypatch.setattr(problems, "_repeated", fails)
+    folder = save(tmp_path / "some", OBJECTS, NAMES)
+    ref = api.create_snapshot("some", folder.as_uri(), settings=settings).ref
+    done = api.fix_problems(ref, name="mended", settings=settings)
+    for found in (api.problems(ref, settings=settings), done.report.problems):
+        (failed,) = (each for each in found if each.code == "unforeseen")
+        assert failed.file == "annotations/instances_train.json"
+        assert "ZeroDivisionError: no side" in failed.message
+        assert "train/a.png" in failed.message
+        assert "polygon-crossing" in {each.code for each in found}
+    with api.open_annotations(done.record.ref, settings=settings) as (_, table):
+        assert [len(row.annotation.boxes) for row in table.rows() if row.annotation and "a.png" in row.path] == [5]

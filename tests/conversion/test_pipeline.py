@@ -22,8 +22,10 @@ from PIL import Image
 import datacache
 from datacache import api
 from datacache.annotations.model import Annotation, Problem
-from datacache.conversion.pipeline import Conversion
+from datacache.conversion import model
+from datacache.conversion.pipeline import Conversion, _Names
 from datacache.core.errors import ConversionError, UsageError
+from datacache.manifest.model import Entry
 from datacache.reader.snapshot import Snapshot
 from datacache.settings import Settings
 from tests.promises import promise
@@ -62,7 +64,13 @@ def test_images_in_folders_of_classes_are_refused_with_what_reads_them(
 
 @pytest.mark.parametrize(
     ("failing", "options"),
-    [("datacache.conversion.pipeline.fit", {}), ("datacache.conversion.images.apply", {"flip": "h"})],
+    [
+        ("datacache.conversion.pipeline.joined", {}),
+        ("datacache.conversion.pipeline.fit", {}),
+        ("datacache.conversion.images.apply", {"flip": "h"}),
+        ("datacache.conversion.targets.yolo.Yolo._labels_of", {}),
+        ("datacache.conversion.targets.yolo.YoloSegment.expect", {"to": "yolo-segment"}),
+    ],
 )
 def test_an_image_at_which_a_step_fails_is_named_and_all_others_are_written(
     failing: str,
@@ -75,7 +83,8 @@ def test_an_image_at_which_a_step_fails_is_named_and_all_others_are_written(
     works = pkgutil.resolve_name(failing)
 
     def fails(*args: object) -> object:
-        if any(isinstance(each, Annotation) and "000007" in each.path for each in args):
+        given = [each for arg in args for each in (arg if isinstance(arg, list) else [arg])]
+        if any(isinstance(each, Annotation) and "000007" in each.path for each in given):
             raise IndexError("no such place")
         return works(*args)
 
@@ -86,6 +95,23 @@ def test_an_image_at_which_a_step_fails_is_named_and_all_others_are_written(
     assert "000007" in problem.file
     assert problem.action == "skipped"
     assert "IndexError: no such place" in problem.message
+
+
+def test_a_hundred_thousand_images_that_want_one_name_get_theirs_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = 0
+
+    def hashed(text: str) -> int:
+        nonlocal asked
+        asked += 1
+        return hash(text)
+
+    monkeypatch.setattr("datacache.conversion.pipeline._hash", hashed)
+    entry = Entry(b"a.jpg", 1, 0, "", "", 0)
+    names, image = _Names(), model.Image("a.jpg", Annotation("a.jpg", 1, 1), entry, 0, "", True, 0, False, "")
+    given = [names.give(f"a.{'png' if n % 3 else 'jpg'}", image, below="")[0] for n in range(1000)]
+    assert given[:6] == ["a.jpg", "a_png.png", "a_2.png", "a_jpg.jpg", "a_3.png", "a_4.png"]
+    assert len({name.partition(".")[0] for name in given}) == 1000
+    assert asked < 6 * len(given)
 
 
 def independent_labels(folder: Path) -> dict[str, list[str]]:

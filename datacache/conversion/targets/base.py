@@ -77,9 +77,10 @@ class Target:
         the result, as `image_path` gave it; `annotated` is false for a background image without annotation."""
         labels = () if "labels" in self.holds else annotation.labels
         captions = () if "captions" in self.holds else annotation.captions
+        added = self._add(annotation, split, annotated)
         if labels or captions:
             self._of_images.put(annotation._replace(boxes=(), labels=labels, captions=captions))
-        return self._add(annotation, split, annotated)
+        return added
 
     def finish(self) -> Iterator[File]:
         """Yield the files that belong to all images."""
