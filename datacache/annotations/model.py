@@ -228,7 +228,7 @@ PROBLEMS: Final[dict[str, str]] = {
     "classes-missing": "The data set has class ids and no list of their names",
     "classes-unusable": "`data.yaml` cannot be read, or does not say the classes",
     "path-spaces": "A path has spaces, at which keras-yolo3's own loader splits a line",
-    "path-unwritable": "A path has a line break, which a list of images cannot hold",
+    "path-unwritable": "A path has a line break, a control character or no text, which the format cannot hold",
     # Which image belongs to which file and to which split.
     "frames-in-order": "The images of a video are not called as CVAT calls its frames",
     "image-ambiguous": "Several images fit one annotation, and it does not say which is meant",

@@ -18,7 +18,7 @@ from xxhash import xxh3_64_intdigest
 from datacache.annotations.classes import class_order, spelled_alike
 from datacache.annotations.formats.metadata import is_metadata
 from datacache.annotations.image_header import jpeg_end
-from datacache.annotations.model import Action, Annotation, Problem, quote, truncated_image, unforeseen
+from datacache.annotations.model import HALVES, Action, Annotation, Problem, quote, truncated_image, unforeseen
 from datacache.catalog.base import Catalog
 from datacache.catalog.commit import check_target, commit_manifest
 from datacache.catalog.objects import NewFiles, ObjectWriter
@@ -259,8 +259,10 @@ def _images(
             message = f"{row.path} is in none of the lists of splits; it is left out"
             report.problems.append(Problem("not-in-split", "skipped", path, 0, message))
             continue
-        if target.lists_paths and ("\n" in row.path or "\r" in row.path):
-            message = f"{quote(row.path)} has a line break, which no list of images can hold; it is left out"
+        if target.unwritable is not None and (wrong := target.unwritable.search(row.path)):
+            has = "a line break" if wrong[0] in "\r\n" else "bytes that are no text" if HALVES.match(wrong[0]) else ""
+            message = f"{quote(row.path)} has {has or 'a control character'}, which a file of this format cannot hold"
+            message += "; it is left out"
             report.problems.append(Problem("path-unwritable", "skipped", path, 0, message))
             continue
         try:

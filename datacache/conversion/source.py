@@ -58,7 +58,7 @@ from datacache.manifest.model import Entry
 from datacache.manifest.reader import Manifest
 from datacache.reader.snapshot import Snapshot
 
-_DRIVE: Final = re.compile(rb"^[A-Za-z]:")
+_DRIVE: Final = re.compile(rb"^[A-Za-z]:(?=[/\\])")
 _IMAGES: Final = (b"images/", b"Images/", b"JPEGImages/", b"imgs/")
 _EXTENSIONS: Final = (b".jpg", b".png", b".PNG", b".jpeg", b".JPG", b".webp", b".bmp", b".tif", b".tiff")
 """Of images that files name without."""

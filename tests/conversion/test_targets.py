@@ -104,6 +104,40 @@ def test_an_image_whose_path_no_list_can_hold_is_left_out_altogether(
         assert len(listed.splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    ("to", "image"),
+    [
+        ("open-images", "a\udcff.jpg"),
+        ("open-images", "a\nb.jpg"),
+        ("label-studio", "\udc85/a.jpg"),
+        ("cvat", "a\udcff.jpg"),
+        ("cvat", "a\x1b[31m.jpg"),
+        ("coco", None),
+        ("imagefolder", None),
+    ],
+)
+def test_an_image_whose_name_the_format_cannot_hold_is_left_out_and_the_others_are_read_again(
+    to: str, image: str | None, labelled: Callable[..., str], convert: Convert, settings: Settings
+) -> None:
+    done = convert(labelled(image or "a\udcff.jpg", "c.jpg", "C:d.jpg"), to=to)
+    left_out = [problem[:3] for problem in done.report.problems if problem.code == "path-unwritable"]
+    assert left_out == ([("path-unwritable", "skipped", image)] if image else [])
+    with api.open_annotations(done.record.ref, settings=settings) as (_, table):
+        assert [len(row.annotation.boxes) for row in table.rows() if row.annotation] == [1] * (2 if image else 3)
+        assert list(table.problems()) == []
+
+
+def test_a_frame_of_a_high_number_takes_no_numbers_from_those_behind_it(
+    labelled: Callable[..., str], convert: Convert, files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ref = labelled("frame_000004.jpg", "frame_999999999.jpg", "x.jpg")
+    images = [path for path in files(convert(ref, to="cvat-video").record.ref) if path.endswith(".jpg")]
+    assert images == ["images/frame_000004.jpg", "images/frame_000005.jpg", "images/frame_000006.jpg"]
+    monkeypatch.setattr("datacache.annotations.formats.cvat.MAX_FRAMES", 2)
+    with pytest.raises(UsageError, match="2 frames at most"):
+        convert(ref, to="cvat-video", name="too-long")
+
+
 # --- names of splits -------------------------------------------------------------------------------------------------
 
 

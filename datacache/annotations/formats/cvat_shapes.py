@@ -38,7 +38,7 @@ from datacache.annotations.shapes.outline import (
 
 _NO_RUNS: Final = re.compile(r"[^\d, ]")
 _MOVING: Final = ("xtl", "ytl", "xbr", "ybr", "rotation")
-_UNWRITABLE: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+UNWRITABLE: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 Attributes = dict[str, str]
 
@@ -308,4 +308,4 @@ def text_of(text: str) -> str:
 
 
 def _written(text: str) -> str:
-    return _UNWRITABLE.sub("\ufffd", text)
+    return UNWRITABLE.sub("\ufffd", text)

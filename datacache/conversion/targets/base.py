@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from datacache.annotations.aside import Aside
 from datacache.annotations.formats import metadata
@@ -17,6 +18,10 @@ SAID = frozenset({"difficult", "truncated", "occluded", "attributes"})
 """What a format holds that has attributes of objects."""
 POSE = frozenset({"keypoints", "outline+keypoints", "box+keypoints"})
 """What a format holds that has keypoints beside anything else of an object."""
+
+
+LINE_BREAKS: Final = re.compile("[\r\n]")
+"""What no path in a list of images can have."""
 
 
 class About(NamedTuple):
@@ -48,8 +53,8 @@ class Target:
     `attributes` (all) or `attribute NAME`, `track`, `group`, `score`, `author`, `captions`, `labels` (of images)."""
     of_objects = True
     """False for a format that has labels of images alone."""
-    lists_paths = False
-    """A file has a path a line, which no path with a line break can be in."""
+    unwritable: re.Pattern[str] | None = None
+    """What no path in the format's files can have: they would name another image, or be no text."""
 
     def __init__(self, about: About) -> None:
         """Raise `UsageError` for a split that would be called like something else."""

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from datacache.annotations.formats import cvat
+from datacache.annotations.formats.cvat_shapes import UNWRITABLE
 from datacache.annotations.model import Annotation, Problem
 from datacache.conversion.targets.base import POSE, SAID, About, File, Target
 from datacache.core.counters import count
@@ -13,6 +14,7 @@ from datacache.core.errors import UsageError
 
 
 class Cvat(Target):
+    unwritable = UNWRITABLE
     holds = SAID | POSE | {"polygon", "mask", "rotated", "names", "group", "author"}
 
     def __init__(self, about: About) -> None:
@@ -43,10 +45,14 @@ class CvatVideo(Target):
         self._frame, self._size = -1, ""
 
     def image_path(self, relative: str, split: str) -> str:
-        """Return the name that CVAT gives the next frame, or a later one where the image has its name already."""
+        """Return the name that CVAT gives the next frame, or a later one where the image has its name already, of
+        which there are many behind it."""
         name = relative.rpartition("/")[2]
         named = re.match(r"frame_(\d{6,9})\.", name)
-        self._frame = max(self._frame + 1, int(named[1]) if named else 0)
+        number = int(named[1]) if named else 0
+        self._frame = max(self._frame + 1, number if number < cvat.MAX_FRAMES // 2 else 0)
+        if self._frame >= cvat.MAX_FRAMES:
+            raise UsageError(f"a video has {cvat.MAX_FRAMES:,} frames at most", hint="Convert with --to cvat.")
         return f"{self.folder}/frame_{self._frame:06d}.{name.rpartition('.')[2]}"
 
     def _add(self, annotation: Annotation, split: str, annotated: bool) -> tuple[Sequence[File], Sequence[Problem]]:

@@ -7,13 +7,13 @@ from collections.abc import Iterator, Sequence
 from datacache.annotations.classes import write_classes
 from datacache.annotations.formats import keras_yolo
 from datacache.annotations.model import Annotation, Problem
-from datacache.conversion.targets.base import About, File, Target
+from datacache.conversion.targets.base import LINE_BREAKS, About, File, Target
 from datacache.core.errors import UsageError
 
 
 class KerasYolo(Target):
     split_folders = False
-    lists_paths = True
+    unwritable = LINE_BREAKS
 
     def __init__(self, about: About) -> None:
         super().__init__(about)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from datacache.annotations.formats import label_studio
-from datacache.annotations.model import Annotation, Problem
+from datacache.annotations.model import HALVES, Annotation, Problem
 from datacache.conversion.targets.base import POSE, SAID, File, Target
 
 
 class LabelStudio(Target):
+    unwritable = HALVES
     holds = SAID | POSE | {"polygon", "mask", "rotated", "names", "score", "author", "captions", "labels"}
 
     def _add(self, annotation: Annotation, split: str, annotated: bool) -> tuple[Sequence[File], Sequence[Problem]]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 
 from datacache.annotations.formats import open_images
 from datacache.annotations.formats.mask_images import write_mask
-from datacache.annotations.model import Annotation, Problem
+from datacache.annotations.model import HALVES, Annotation, Problem
 from datacache.conversion.model import stem
-from datacache.conversion.targets.base import About, File, Target
+from datacache.conversion.targets.base import LINE_BREAKS, About, File, Target
 
 
 class OpenImages(Target):
@@ -18,7 +19,7 @@ class OpenImages(Target):
             *map("attribute {}".format, (*open_images.ATTRIBUTES, *open_images.OF_MASKS)),
         }
     )
-    lists_paths = True
+    unwritable = re.compile(f"{LINE_BREAKS.pattern}|{HALVES.pattern}")
 
     def __init__(self, about: About) -> None:
         super().__init__(about)

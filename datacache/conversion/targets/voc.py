@@ -8,7 +8,7 @@ from datacache.annotations.formats import voc
 from datacache.annotations.formats.mask_images import write_label_map, write_masks
 from datacache.annotations.model import Annotation, Problem
 from datacache.conversion.model import stem
-from datacache.conversion.targets.base import SAID, About, File, Target, lines
+from datacache.conversion.targets.base import LINE_BREAKS, SAID, About, File, Target, lines
 from datacache.core.counters import count
 
 
@@ -19,7 +19,7 @@ class Voc(Target):
 
     def __init__(self, about: About) -> None:
         super().__init__(about)
-        self.lists_paths = bool(about.splits)
+        self.unwritable = LINE_BREAKS if about.splits else None
         self._masked = False
 
     def _add(self, annotation: Annotation, split: str, annotated: bool) -> tuple[Sequence[File], Sequence[Problem]]:

@@ -9,7 +9,7 @@ from datacache.annotations.formats import yolo
 from datacache.annotations.model import Annotation, Box, Problem
 from datacache.annotations.shapes.outline import Skeleton
 from datacache.conversion.model import stem
-from datacache.conversion.targets.base import About, File, Target, lines
+from datacache.conversion.targets.base import LINE_BREAKS, About, File, Target, lines
 from datacache.core.counters import count
 from datacache.core.errors import UsageError
 
@@ -111,7 +111,7 @@ def _keypoints(box: Box) -> int:
 
 class Darknet(Target):
     folder = "obj_train_data"
-    lists_paths = True
+    unwritable = LINE_BREAKS
 
     def __init__(self, about: About) -> None:
         super().__init__(about)
