@@ -78,6 +78,9 @@ def resolve(catalog: Catalog, ref: Ref | str) -> SnapshotRecord:
         near = get_close_matches(ref.dataset, names, n=1)
         hint = f"Did you mean {near[0]}? " if near else ""
         shown = ", ".join(names[:_NAMED]) + (", …" if len(names) > _NAMED else "")
+        if folder := next((n for n in names if ref.dataset.startswith(f"{n}/")), ""):
+            inside = ref.dataset.removeprefix(f"{folder}/")
+            hint = f"A path in a snapshot stands behind a version: {folder}@{ref.version}/{inside}. "
         hint += f"There are: {shown}." if names else "Make one: dsctl snapshot create NAME --from URL"
         raise SnapshotNotFoundError(f"there is no dataset {ref.dataset!r}", ref=str(ref), hint=hint)
     if ref.is_whole_id and (record := catalog.snapshot(ref.dataset, ref.version)) is not None:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from itertools import chain
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from datacache.annotations.layout import text
 from datacache.annotations.model import FORMATS, Annotation, Problem
@@ -27,6 +28,21 @@ from datacache.reader.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from datacache.conversion.contents import ImageContents
+
+
+_UNREAD: Final = frozenset(
+    {
+        "encoding",
+        "file-too-large",
+        "json-broken",
+        "not-coco",
+        "not-cvat",
+        "not-label-studio",
+        "xml-broken",
+        "xml-entities",
+    }
+)
+"""The problems for which a file of many images is left out."""
 
 
 class Found(NamedTuple):
@@ -103,6 +119,15 @@ class Inputs:
             where = f"{snapshot.record.ref}/" if len(self._snapshots) > 1 else ""
             for problem in found:
                 yield problem._replace(file=where + problem.file)
+
+    @cached_property
+    def unread(self) -> str:
+        """Return a file of many images that is left out, or "". Images without annotation may have one there."""
+        of_many = [not FORMATS[table.meta.get("format", "none")].suffix for table in self.tables]
+        problems = self._named(
+            table.problems() if many else () for table, many in zip(self.tables, of_many, strict=True)
+        )
+        return next((each.file for each in problems if each.code in _UNREAD and each.action == "skipped"), "")
 
     def labels(self) -> list[LabelCount]:
         """Return the labels of each table, one after the other."""

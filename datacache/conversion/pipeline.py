@@ -22,7 +22,7 @@ from datacache.annotations.model import HALVES, Action, Annotation, Problem, quo
 from datacache.catalog.base import Catalog
 from datacache.catalog.commit import check_target, commit_manifest
 from datacache.catalog.objects import NewFiles, ObjectWriter
-from datacache.conversion.combine import Inputs
+from datacache.conversion.combine import Found, Inputs
 from datacache.conversion.fitting import Losses, fit
 from datacache.conversion.index import Reading
 from datacache.conversion.joining import joined
@@ -159,10 +159,11 @@ def run(
     report.problems.sort(key=lambda problem: (problem.file, problem.line))
     if not report.written:
         bare = inputs.tables[0].meta.get("format") in ("none", "folders")
+        hint = _BARE_HINT if bare else _UNANNOTATED_HINT if target.of_objects else _LABELS_HINT
         raise ConversionError(
             f"no image of {inputs.named} is left to write; nothing was made",
             problems=report.problems,
-            hint=_BARE_HINT if bare else _UNANNOTATED_HINT if target.of_objects else _LABELS_HINT,
+            hint=f"Mend or remove {quote(inputs.unread)}. {hint}" if inputs.unread else hint,
         )
     record = commit_manifest(
         catalog,
@@ -247,12 +248,9 @@ def _images(
             captioned = target.of_objects and "captions" in target.holds
             annotated = any(each.labels or (captioned and each.captions) for each in found)
         if not annotated:
-            kept = plan.keep_unannotated
-            said = any(each.boxes or each.labels or each.captions for each in found)
-            lacks = "annotation" if not said else "objects" if target.of_objects else "label of the whole image"
-            message = f"{row.path} has no {lacks}; it is {'kept as a background image' if kept else 'left out'}"
-            report.problems.append(Problem("image-unannotated", "noted" if kept else "skipped", path, 0, message))
-            if not kept:
+            problem = _unannotated(image, plan, inputs, target)
+            report.problems.append(problem)
+            if problem.action == "skipped":
                 continue
         split = image.splits.of(found[0])
         if split is None:
@@ -279,6 +277,19 @@ def _images(
         objects = sum(len(each.boxes) for each in found)
         ref = image.refs[0] if image.refs else ""
         yield Image(row.path, chosen, image.entry, image.number, split, annotated, objects, goes_on, ref)
+
+
+def _unannotated(image: Found, plan: Plan, inputs: Inputs, target: Target) -> Problem:
+    """Return the problem of an image without what the format holds. It is `skipped` or kept as background."""
+    path = image.row.path
+    said = any(each.boxes or each.labels or each.captions for each in image.annotations)
+    lacks = "annotation" if not said else "objects" if target.of_objects else "label of the whole image"
+    unread = "" if said else inputs.unread
+    if unread:
+        lacks += f" but perhaps in {quote(unread)}, which cannot be read"
+    kept = plan.keep_unannotated and not unread
+    message = f"{path} has no {lacks}; it is {'kept as a background image' if kept else 'left out'}"
+    return Problem("image-unannotated", "noted" if kept else "skipped", image.where + path, 0, message)
 
 
 def _ended(snapshot: Snapshot, images: Iterable[Image], files: NewFiles, report: Report) -> Iterator[Image]:

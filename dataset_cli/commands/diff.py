@@ -155,7 +155,8 @@ def _image_as_line(path: str, kind: str, found: Sequence[api.ObjectChange]) -> s
     texts = [
         f"{each} {label} ({number:,})" if number > 1 else f"{each} {label}" for (each, label), number in counts.items()
     ]
-    return printable(f"{sign} {path}  {', '.join(texts) or 'size, labels or captions of the image'}")
+    without = "size, labels or captions of the image" if kind == "changed" else "no objects"
+    return printable(f"{sign} {path}  {', '.join(texts) or without}")
 
 
 def _image_as_json(path: str, kind: str, found: Sequence[api.ObjectChange]) -> str:

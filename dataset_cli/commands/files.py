@@ -246,7 +246,7 @@ def _log_text(record: api.SnapshotRecord, value: dict[str, Any], *, latest: bool
         inputs = " ".join(
             f"{name}@{id[:12]}" for name, _, id in (each.partition("@") for each in record.lineage.inputs)
         )
-        lines.append(f"    {record.lineage.command} {inputs}")
+        lines.append(f"    {record.lineage.command} {inputs or f'from {record.origin}'}")
     else:
         lines.append(f"    from {record.origin}")
     if record.message:

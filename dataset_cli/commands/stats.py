@@ -19,13 +19,20 @@ from typing import Any
 import click
 
 from datacache import api
+from datacache.core.counters import count
 from datacache.core.errors import UsageError
 from dataset_cli.app import FILE, App, DatasetName, SnapshotRef, command, naming_options, reading_options
 from dataset_cli.commands.convert import place, report_option, run_conversion
 from dataset_cli.output import Progress, printable, write_file
 
 _BAR, _CLASSES, _SIZES, _COUNTS = 24, 50, 8, 12
-_SHAPES = {"rotated": "rotated boxes", "vertices": "points of polygons and rotated boxes"}
+_SHAPES = {
+    "polygons": ("polygon", "polygons"),
+    "masks": ("mask", "masks"),
+    "rotated": ("rotated box", "rotated boxes"),
+    "vertices": ("point of polygons and rotated boxes", "points of polygons and rotated boxes"),
+    "keypoints": ("keypoint", "keypoints"),
+}
 
 
 @command()
@@ -112,7 +119,8 @@ def print_statistics(app: App, found: api.Statistics, name: str) -> None:
     if app.out.json:
         return
     line = app.out.line
-    line(f"{name}  {found.images:,} images, {found.boxes:,} boxes, {len(found.classes):,} classes")
+    classes = count(len(found.classes), "class", "classes")
+    line(f"{name}  {count(found.images, 'image')}, {count(found.boxes, 'box', 'boxes')}, {classes}")
     for number, what in (
         (found.with_objects, "with objects"),
         (found.empty, "annotated, without objects"),
@@ -120,13 +128,14 @@ def print_statistics(app: App, found: api.Statistics, name: str) -> None:
         (found.unusable, "cannot be used"),
     ):
         if number:
-            line(f"  {number:>10,}  images {what}")
+            line(f"  {number:>10,}  {'image' if number == 1 else 'images'} {what}")
     for number, what in ((found.difficult, "difficult"), (found.truncated, "truncated"), (found.occluded, "occluded")):
         if number:
-            line(f"  {number:>10,}  boxes {what}")
+            line(f"  {number:>10,}  {'box' if number == 1 else 'boxes'} {what}")
     for what, number in found.shapes.items():
         if number:
-            line(f"  {number:>10,}  {_SHAPES.get(what, what)}")
+            one, many = _SHAPES[what]
+            line(f"  {number:>10,}  {one if number == 1 else many}")
     if found.classes:
         line()
         rows = [
@@ -158,7 +167,7 @@ def _boxes_per_image(found: api.Statistics) -> list[tuple[str, int]]:
     for boxes, images in found.boxes_per_image.items():
         rows[boxes // step] += images
     return [
-        (f"{n * step}" if step == 1 else f"{n * step} to {(n + 1) * step - 1}", count) for n, count in enumerate(rows)
+        (f"{n * step}" if step == 1 else f"{n * step} to {(n + 1) * step - 1}", images) for n, images in enumerate(rows)
     ]
 
 

@@ -123,6 +123,9 @@ def test_a_failure_says_what_there_is_instead(catalog: SqliteCatalog) -> None:
     assert "mask" in caught.value.hint
     assert caught.value.hint.startswith("Did you mean mask?")
     assert caught.value.ref == "msk@v1"
+    with pytest.raises(SnapshotNotFoundError, match="no dataset 'mask/images'") as caught:
+        resolve(catalog, "mask/images")
+    assert "stands behind a version: mask@latest/images." in caught.value.hint
     with pytest.raises(SnapshotNotFoundError) as caught:
         resolve(catalog, "mask@aaaaa")
     assert "at least 6 of its digits" in caught.value.hint

@@ -326,3 +326,11 @@ def test_a_diff_tells_which_objects_changed(tmp_path: Path, dsctl: Dsctl) -> Non
     ]
     same = dsctl("snapshot", "diff", "boxes", "boxes", "--objects")
     assert same.out.splitlines()[1:] == ["no difference: 3 images annotated the same"]
+    (folder / "c.txt").unlink()
+    (folder / "c.png").unlink()
+    (folder / "d.txt").touch()
+    Image.new("RGB", (100, 50)).save(folder / "d.png")
+    assert dsctl("snapshot", "create", "boxes", "--from", folder, "--copy").code == 0
+    gone = dsctl("snapshot", "diff", "boxes", "--objects")
+    assert gone.out.splitlines()[-2:] == ["- c.png  removed dog", "+ d.png  no objects"]
+    assert f"create from file://{folder}/" in dsctl("log", "boxes").out

@@ -23,7 +23,7 @@ from datacache.conversion import problems
 from datacache.conversion.fitting import fit
 from datacache.conversion.model import Splits
 from datacache.conversion.problems import Mending, spellings
-from datacache.core.errors import UsageError
+from datacache.core.errors import ConversionError, UsageError
 from datacache.settings import Settings
 from tests.annotations.shapes import cases, points_within
 from tests.annotations.tables import build
@@ -98,6 +98,25 @@ def test_a_closer_look_finds_them_with_their_places(
     assert [(p.file, p.line) for p in found] == sorted((p.file, p.line) for p in found)
     crossing = next(problem for problem in found if problem.code == "polygon-crossing")
     assert crossing.message == "images/train/b.png, object 1 ('hat'): the outline crosses itself"
+
+
+def test_images_of_a_file_that_cannot_be_read_do_not_become_background(
+    make: Callable[..., str], tmp_path: Path, settings: Settings
+) -> None:
+    folder = save(tmp_path / "set", OBJECTS, NAMES)
+    (folder / "annotations" / "instances_train.json").write_text('{"images": [{"id": 1')
+    done = api.convert(make(folder), to="coco", name="part", keep_unannotated=True, settings=settings)
+    assert done.report.written == 3
+    left_out = [each for each in done.report.problems if each.code == "image-unannotated"]
+    assert {(each.action, each.file) for each in left_out} == {
+        ("skipped", f"images/train/{name}.png") for name in ("a", "b", "same")
+    }
+    assert "perhaps in 'annotations/instances_train.json', which cannot be read; it is left out" in left_out[0].message
+    for file in (folder / "annotations").iterdir():
+        file.write_text('{"images": [{"id": 1')
+    with pytest.raises(ConversionError) as caught:
+        api.convert(make(folder), to="yolo", name="none", keep_unannotated=True, settings=settings)
+    assert caught.value.hint.startswith("Mend or remove 'annotations/instances_")
 
 
 def test_what_is_found_is_mended_as_a_new_snapshot_always_the_same(
