@@ -26,6 +26,7 @@ from datacache.catalog.packs import MAX_FILE_BYTES, PACK_BYTES, PackWriter, cont
 from datacache.core.concurrency import map_in_threads
 from datacache.core.errors import (
     CatalogError,
+    CorruptManifestError,
     ObjectNotFoundError,
     SettingsError,
     StoreAccessError,
@@ -233,10 +234,14 @@ class NewFiles:
 
     def refer(self, entry: Entry) -> Entry:
         """Return an entry of the snapshot that the new one is made from, taken over by reference: its pack must stay. A
-        link becomes the file it leads to, which may be elsewhere in the new snapshot, or missing."""
+        link becomes the file it leads to, which may be elsewhere in the new snapshot, or missing.
+
+        Raise `CorruptManifestError` for an entry of a pack that does not say where in it."""
         if self._sources[entry.source] == PACKS:
             parsed = parse_pack_key((entry.key or b"").decode("utf-8", "surrogateescape"))
-            assert parsed is not None
+            if parsed is None:
+                shown = entry.path.decode("utf-8", "backslashreplace")
+                raise CorruptManifestError(f"the manifest has no place in a pack for {shown!r}")
             self.packs.add(parsed[0])
         return entry._replace(target=b"") if entry.target else entry
 

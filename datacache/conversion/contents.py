@@ -7,6 +7,7 @@ another one. 128 bits of a hash decide. Memory is some hundred bytes an image. O
 
 from __future__ import annotations
 
+import re
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
@@ -22,6 +23,7 @@ from datacache.manifest.model import PACKS, Entry
 from datacache.manifest.reader import Manifest
 from datacache.reader.snapshot import Snapshot
 
+_HEX = re.compile("[0-9a-f]{32}")
 _DIGEST = np.dtype([("high", "<u8"), ("low", "<u8")])
 Numbers = NDArray[np.int64]
 
@@ -94,10 +96,11 @@ class ImageContents:
 def _name(manifest: Manifest, entry: Entry) -> tuple[bytes, bool]:
     """Return the hash of an image's bytes and True where it is known, else the id of its object and False."""
     ref = manifest.object_ref(entry)
-    if names_its_content(ref):
+    source = manifest.root.sources[entry.source]
+    if source.content_addressed and names_its_content(ref):  # anybody can call a file in a bucket so
         match = CONTENT_KEY.fullmatch(ref.key)
         assert match is not None
         return bytes.fromhex(match[1] + match[2]), True
-    if manifest.root.sources[entry.source] == PACKS:
+    if source == PACKS and _HEX.fullmatch(entry.etag):
         return bytes.fromhex(entry.etag), True
     return object_id(ref), False

@@ -43,7 +43,7 @@ from datacache.catalog.base import Catalog
 from datacache.conversion.parallel import ordered_map
 from datacache.conversion.source import AnnotationSource, Data, Files, Item, Part, SaidAside
 from datacache.core.cores import cores
-from datacache.core.errors import AnnotationError, BrokenImageError, UsageError
+from datacache.core.errors import AnnotationError, BrokenImageError, CorruptManifestError, UsageError
 from datacache.manifest.codec import ends_range
 from datacache.manifest.model import BlobId, Entry
 from datacache.manifest.reader import Manifest
@@ -194,10 +194,13 @@ def with_entries(manifest: Manifest, rows: Iterable[Row]) -> Iterator[tuple[Row,
             if at == len(held.paths):
                 break  # in a later range
             entry = held.entry(at)
-            assert entry.path == path
+            if entry.path != path:
+                break
             yield row, first + at, entry
             row = next(rows, None)
         first += len(held.paths)
+    if row is not None:
+        raise CorruptManifestError(f"the table of annotations has {quote(row.path)}, which the snapshot has not")
 
 
 class _Task(NamedTuple):

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
 
 import datacache
+from datacache.api.opening import open_catalog
+from datacache.catalog.commit import commit_manifest
 from datacache.conversion.contents import ImageContents
+from datacache.conversion.index import Reading
 from datacache.conversion.pipeline import Conversion
-from datacache.core.errors import ConversionError, UsageError
+from datacache.core.errors import ConversionError, CorruptManifestError, UsageError
+from datacache.core.ids import names_its_content
+from datacache.manifest.builder import ManifestBuilder
+from datacache.manifest.model import PACKS, Lineage, Naming
 from datacache.reader.snapshot import Snapshot
 from datacache.settings import Settings
 from tests.promises import promise
@@ -207,3 +215,75 @@ def test_skeletons_of_the_same_points_are_one_and_others_are_refused(
     assert json.loads(text)["categories"][0]["skeleton"] == [[1, 2]]
     with pytest.raises(UsageError, match="two skeletons: h, d; and h, t"):
         merge(joined, posed("abc", "ht"), name="others")
+
+
+# --- manifests that anybody may have written ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def written(tmp_path: Path, settings: Settings) -> Callable[..., str]:
+    """Makes a data set of COCO of two images, which lie in files of the folder called `stored`, and of which the
+    manifest says other things."""
+
+    def make(stored: str, **fields: Any) -> str:
+        folder = tmp_path / "some"
+        for n in range(2):
+            (folder / stored.format(n)).parent.mkdir(parents=True)
+            Image.new("L", (8, 8), n).save(folder / stored.format(n), "BMP")
+        images = [{"id": n, "file_name": f"{n}.bmp", "width": 8, "height": 8} for n in range(2)]
+        boxes = [{"id": n + 1, "image_id": n, "category_id": 1, "bbox": [1, 1, 5, 5]} for n in range(2)]
+        content = {"images": images, "annotations": boxes, "categories": [{"id": 1, "name": "x"}]}
+        (folder / "a.json").write_text(json.dumps(content))
+        ref = datacache.create_snapshot("some", folder.as_uri(), settings=settings).ref
+        with datacache.open_snapshot(ref, settings) as snapshot, closing(open_catalog(settings)) as catalog:
+            root = snapshot.manifest.root
+            *entries, annotations = snapshot.manifest.entries()
+            builder = ManifestBuilder([*root.sources, PACKS], catalog.put_blobs)
+            for n, entry in enumerate(entries):
+                key = root.sources[0].prefix.encode() + entry.path
+                builder.add(entry._replace(path=b"%d.bmp" % n, key=key)._replace(**fields))
+            builder.add(annotations)
+            naming, lineage = Naming(name="written"), Lineage("test", {}, ())
+            return commit_manifest(catalog, builder, naming, origin="test", lineage=lineage).ref
+
+    return make
+
+
+@pytest.mark.parametrize("etag", ["zz" * 16, "abcd", ""])
+def test_packs_that_a_manifest_does_not_describe_are_an_error_of_the_manifest(
+    etag: str, written: Callable[..., str], settings: Settings
+) -> None:
+    """With sizes that are trusted a conversion reads no image."""
+    ref = written("{}/a.bmp", source=1, key=b"no place", etag=etag)
+    with pytest.raises(CorruptManifestError, match=r"no place in a pack for .*0\.bmp'"):
+        datacache.dedupe(ref, name="once", trust_sizes=True, settings=settings)
+    with pytest.raises(CorruptManifestError, match=r"no place in a pack for .*0\.bmp'"):
+        datacache.convert(ref, to="yolo", name="converted", trust_sizes=True, settings=settings)
+
+
+def test_names_of_files_in_a_bucket_do_not_say_that_images_are_the_same(
+    written: Callable[..., str], settings: Settings
+) -> None:
+    ref = written(f"{{}}/aa/{30 * 'b'}-1142")
+    with datacache.open_snapshot(ref, settings) as snapshot:
+        assert all(names_its_content(snapshot.object_ref(f"{n}.bmp")) for n in range(2))
+    assert datacache.dedupe(ref, name="once", settings=settings)[1] == []
+
+
+def test_a_table_of_another_snapshot_is_an_error(
+    data_set: Callable[..., str], settings: Settings, merge: Merge
+) -> None:
+    one, other = (data_set(name, {name: (n, [("x", 2)])}) for n, name in enumerate("ab"))
+    for ref in (one, other):
+        with datacache.open_annotations(ref, settings=settings):
+            pass
+    with closing(open_catalog(settings)) as catalog:
+        ids = [ref.partition("@")[2] for ref in (one, other)]
+        records = [
+            next(r for r in catalog.snapshots(n) if r.id.startswith(id)) for n, id in zip("ab", ids, strict=True)
+        ]
+        root = catalog.derived(records[1].id, Reading().name)
+        assert root is not None
+        catalog.set_derived(records[0].id, Reading().name, root, needs=[root])
+    with pytest.raises(CorruptManifestError, match=r"'JPEGImages/b\.bmp', which the snapshot has not"):
+        merge(one, other, to="coco")
