@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from datacache.annotations.layout import text
 from datacache.annotations.model import FORMATS, Annotation, Problem
+from datacache.annotations.pairing import is_image
 from datacache.annotations.shapes.outline import Skeleton
 from datacache.annotations.table.ranges import Row
 from datacache.annotations.table.table import LabelCount, Table
@@ -127,7 +128,7 @@ class Inputs:
         problems = self._named(
             table.problems() if many else () for table, many in zip(self.tables, of_many, strict=True)
         )
-        return next((each.file for each in problems if each.code in _UNREAD and each.action == "skipped"), "")
+        return next((each.file for each in problems if each.action == "skipped" and _is_unread(each)), "")
 
     def labels(self) -> list[LabelCount]:
         """Return the labels of each table, one after the other."""
@@ -215,6 +216,12 @@ class Inputs:
 def _listed(annotations: Annotations) -> Splits:
     listed = annotations.splits()
     return Splits(names=listed.names, listed=listed)
+
+
+def _is_unread(problem: Problem) -> bool:
+    """Tell whether a problem is that of a whole file; an unforeseen one may be of an image."""
+    of_file = problem.code == "unforeseen" and not is_image(problem.file.encode("utf-8", "surrogateescape"))
+    return of_file or problem.code in _UNREAD
 
 
 def own_target(tables: Sequence[Table]) -> str:

@@ -19,7 +19,7 @@ from datacache.annotations.model import Annotation, Box, Problem
 from datacache.annotations.shapes.clip import area_of, uncrossed
 from datacache.annotations.shapes.outline import Edges, Extra, Polygon, in_common, pack, polygon_of, rings, unpack
 from datacache.annotations.table.ranges import Row
-from datacache.conversion import problems
+from datacache.conversion import problems, source
 from datacache.conversion.fitting import fit
 from datacache.conversion.model import Splits
 from datacache.conversion.problems import Mending, spellings
@@ -101,7 +101,7 @@ def test_a_closer_look_finds_them_with_their_places(
 
 
 def test_images_of_a_file_that_cannot_be_read_do_not_become_background(
-    make: Callable[..., str], tmp_path: Path, settings: Settings
+    make: Callable[..., str], tmp_path: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = save(tmp_path / "set", OBJECTS, NAMES)
     (folder / "annotations" / "instances_train.json").write_text('{"images": [{"id": 1')
@@ -112,6 +112,16 @@ def test_images_of_a_file_that_cannot_be_read_do_not_become_background(
         ("skipped", f"images/train/{name}.png") for name in ("a", "b", "same")
     }
     assert "perhaps in 'annotations/instances_train.json', which cannot be read; it is left out" in left_out[0].message
+
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError
+
+    with monkeypatch.context() as patched:
+        patched.setitem(source._PARSERS, "coco", fail)
+        (folder / "annotations" / "instances_train.json").write_text('{"images": []}')
+        with pytest.raises(ConversionError) as caught:
+            api.convert(make(folder), to="coco", name="failed", keep_unannotated=True, settings=settings)
+    assert caught.value.hint.startswith("Mend or remove 'annotations/instances_")
     for file in (folder / "annotations").iterdir():
         file.write_text('{"images": [{"id": 1')
     with pytest.raises(ConversionError) as caught:
