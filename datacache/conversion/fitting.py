@@ -76,9 +76,8 @@ class _Fitting:
         alone = keypoints is not None and outline is None
         if alone and "box+keypoints" not in self._holds and not boxes_keypoints(box, self._image):
             self.say("box-of-keypoints", "the boxes{of} became those around their keypoints", box.line)
-        kept = extra._replace(outline=outline, keypoints=keypoints)
-        if outline is not extra.outline:
-            kept = kept._replace(area=None)
+        area = extra.area if outline is extra.outline else None
+        kept = extra._replace(outline=outline, keypoints=keypoints, area=area)
         if kept[2:6] != NOTHING[2:6]:  # `Losses` has counted these
             kept = kept._replace(**{name: getattr(NOTHING, name) for name in _DETAILS if name not in self._holds})
         return box._replace(extra=None if kept == NOTHING else kept)
@@ -200,11 +199,12 @@ def _joined(parts: list[tuple[bytes, bool]]) -> bytes:
         return np.concatenate(
             [whole, start, *(piece for ring in others for piece in (ring, ring[:1], start))]
         ).tobytes()
+    subtract = np.subtract.outer
     for ring in others:
         from_points = ring if len(ring) * len(whole) <= _PAIRS_AT_ONCE else ring[:1]
-        apart = np.subtract.outer(whole, from_points)
-        across, down = apart.real, apart.imag
-        here, there = divmod(int((across * across + down * down).argmin()), len(from_points))
+        sides = subtract(whole, from_points).view(np.float64)
+        sides *= sides
+        here, there = divmod(int((sides[:, 0::2] + sides[:, 1::2]).argmin()), len(from_points))
         whole = np.concatenate((whole[: here + 1], ring[there:], ring[: there + 1], whole[here:]))
     return whole.tobytes()
 

@@ -142,7 +142,7 @@ def get_extras(
     pose_sizes = numbers(count)
     visible = bytes(numbers(sum(size - 1 for size in pose_sizes if size)))
     outline_points = sum(sizes) + 4 * sum(kind & 3 == _ROTATED for kind in kinds)
-    points = memoryview(_get_points(columns, at, outline_points + len(visible)))
+    points = _get_points(columns, at, outline_points + len(visible))
     tracks, groups = (numbers(count) for _ in range(2))
     given: list[list[float | None]] = []
     for _ in range(2):
@@ -165,7 +165,7 @@ def get_extras(
     def taken(number: int) -> bytes:
         nonlocal point
         start, point = point, point + number
-        return bytes(points[start * POINT_BYTES : point * POINT_BYTES])
+        return points[start * POINT_BYTES : point * POINT_BYTES]
 
     def outline(kind: int) -> Outline | None:
         if kind == _POLYGON:
@@ -190,7 +190,7 @@ def get_extras(
         if size:
             start, key = key, key + size - 1
             behind = points[(outline_points + start) * POINT_BYTES : (outline_points + key) * POINT_BYTES]
-            keypoints = Keypoints(bytes(behind), visible[start:key])
+            keypoints = Keypoints(behind, visible[start:key])
         extras[place] = _extra((shape, keypoints, track - 1, group - 1, score, authors[author], area))
     of_images = (tuple(captions[a:b]) for a, b in pairwise(accumulate(caption_counts, initial=0)))
     return extras, of_images
