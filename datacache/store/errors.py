@@ -301,4 +301,5 @@ def from_oserror(exc: OSError, url: str) -> DatacacheError:
         return ObjectNotFoundError(f"{url} is not there ({said})", url=url)
     if exc.errno in (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, errno.ENOTCONN, errno.EHOSTDOWN):
         return StoreUnavailableError(f"{url}: the file system failed ({said})", url=url)
-    return StoreError(f"{url}: {said}", url=url)
+    full = exc.errno in (errno.ENOSPC, errno.EDQUOT)
+    return StoreError(f"{url}: {said}", url=url, hint="Make room there and run it again." if full else "")

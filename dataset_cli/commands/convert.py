@@ -222,11 +222,13 @@ def expect_writable(path: Path | None) -> None:
         raise UsageError(f"--report: {path} cannot be written: {exc.strerror}") from exc
 
 
-def write_report(path: Path | None, value: Any) -> None:
+def write_report(path: Path | None, value: Mapping[str, Any]) -> None:
     """Write what was done, if it is asked for."""
     if path is None:
         return
     try:
         path.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
     except OSError as exc:
-        raise UsageError(f"--report: {path} cannot be written: {exc.strerror}") from exc
+        made = value.get("snapshot")
+        hint = f"{made['ref']} is made all the same. See what was wrong: dsctl stats REF --problems" if made else ""
+        raise UsageError(f"--report: {path} cannot be written: {exc.strerror}", hint=hint) from exc

@@ -193,6 +193,13 @@ def test_a_report_that_cannot_be_written_stops_before_anything_is_made(
     assert dsctl("snapshot", "list", "y").code == 1
 
 
+def test_a_report_for_which_the_disk_has_no_room_names_the_snapshot_that_was_made(faces: Path, dsctl: Dsctl) -> None:
+    full = dsctl("convert", "faces", "--to", "yolo", "--as", "full", "--report", "/dev/full")
+    assert full.code == 2
+    assert "/dev/full cannot be written: No space left on device" in full.err
+    assert f"{dsctl('snapshot', 'show', 'full', '--json').json['ref']} is made all the same" in full.err
+
+
 def test_a_home_with_converted_snapshots_is_healthy(faces: Path, dsctl: Dsctl) -> None:
     assert dsctl("convert", "faces", "--to", "yolo", "--as", "y", "--tag", "v1", "--split", "none").code == 0
     stores = [check for check in dsctl("doctor", "--json").json["checks"] if check["name"] == "store"]
