@@ -103,12 +103,15 @@ def sample(table: Table, n: int, seed: int, *, by_label: bool) -> list[str]:
     turns = [iter(its) for _, its in images.by_label] if by_label else []
     chosen: set[int] = set()
     while turns and len(chosen) < n:
-        for turn in turns[:]:
+        left = []
+        for turn in turns:
             image = next((image for image in turn if image not in chosen), None)
             if image is None:
-                turns.remove(turn)
-            elif len(chosen) < n:
+                continue
+            left.append(turn)
+            if len(chosen) < n:
                 chosen.add(image)
+        turns = left
     rest = images.bare if by_label else np.argsort(images.hashes, kind="stable").tolist()
     chosen.update(rest[: n - len(chosen)])
     usable = chain.from_iterable(compress(summary.paths(), _usable(summary)) for _, summary in table.summaries())
