@@ -57,6 +57,8 @@ _DECIMALS: Final = 11
 """Of pixels: a percentage keeps 14 digits, and whole pixels stay whole."""
 MAX_BRUSH: Final = 2**19
 """Bytes of a brush's run lengths: so many are read in a second."""
+_MAX_ABSENT: Final = 1_000
+"""Names of keypoints that an object says it has."""
 _RUN_SIZES: Final = (3, 4, 8, 16)
 """Bits of a run's length, as Label Studio writes them."""
 _UPLOADED: Final = re.compile(r"^.*/data/upload/\d+/(?:[0-9a-f]{8}-)?")
@@ -211,6 +213,11 @@ class _TaskReader:
             score=score,
             author=wrote if isinstance(wrote, str) else author,
         )
+        absent = _meta(region).get("keypoints")
+        for name in absent[:_MAX_ABSENT] if isinstance(absent, list) else ():
+            points.setdefault(to_text(name), (0.0, 0.0, 0))
+            for label in labels:
+                self._orders.setdefault(label, {})[to_text(name)] = None
         difficult, truncated, occluded = (flag in raised for flag in _FLAGS)
         said = tuple(sorted(attributes.items()))
         for label in labels:
@@ -432,8 +439,10 @@ def _regions(box: Box, id: str, image: Annotation, skeleton: Skeleton | None) ->
     own |= {"score": extra.score} if extra.score is not None else {}
     meta: dict[str, Any] = {"author": extra.author} if extra.author else {}
     meta |= {"visible": 1} if alone and keypoints.visible == b"\1" else {}
-    yield own | ({"meta": meta} if meta else {})
     names = skeleton.names if skeleton is not None else [str(n) for n in range(1, len(keypoints.visible) + 1)]
+    # What is not there has no region, and names come in the order of regions.
+    meta |= {"keypoints": list(names)} if 0 in keypoints.visible and not alone else {}
+    yield own | ({"meta": meta} if meta else {})
     for n, (name, seen) in enumerate(zip(names, keypoints.visible, strict=False)):
         if seen and not alone:
             type, point = _point(points, n, width, height)
