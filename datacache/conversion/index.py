@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from datacache.annotations.check import check, same_object
 from datacache.annotations.formats import labelme, voc, yolo
 from datacache.annotations.formats.mask_images import add_masks, with_masks
+from datacache.annotations.formats.metadata import is_metadata
 from datacache.annotations.formats.open_images import scaled
 from datacache.annotations.image_header import ImageHeader, read_header
 from datacache.annotations.layout import text
@@ -303,8 +304,8 @@ class _Reader:
             if masks:
                 draft, more = with_masks(draft, masks, header.displayed_width, header.displayed_height)
                 problems += more
-        sized = self._sized and (raw is not None or not FORMATS[self._format].suffix)
-        annotation, more = check(draft, header, item.path, sized=sized)
+        own = raw is not None or not (FORMATS[self._format].suffix or is_metadata(draft.file))
+        annotation, more = check(draft, header, item.path, sized=self._sized and own)
         problems += more
         if annotation is not None and not annotation.boxes and any(p.action == "skipped" for p in problems):
             message = (
