@@ -260,7 +260,9 @@ PROBLEMS: Final[dict[str, str]] = {
     "polygon-masked": "The format has masks, and no outlines or none with holes",
     "mask-covered": "The format has one object a pixel and 254 an image, and an object has a part of another's mask",
     "rotation-outlined": "The format has polygons, and an object is a rotated box",
-    "outline-rotated": "The format has rotated boxes, and an object has another outline",
+    "corner-moved": "The format has no corners outside of the image, and a rotated box has some",
+    "outline-rotated": "The format has rotated boxes, and an object has another outline, or four corners of no "
+    "rectangle (from a twentieth of a pixel on)",
     "rings-joined": "The format has polygons of one ring, and an object has several, or holes",
     "box-outlined": "The format has outlines, and an object is a box",
     "keypoints-padded": "The format has as many keypoints for each object, and an object has fewer",

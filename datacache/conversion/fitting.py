@@ -17,13 +17,15 @@ from typing import Any, Final
 
 from datacache.annotations.formats.geometry import boxes_keypoints
 from datacache.annotations.model import Annotation, Box, Problem, quote
-from datacache.annotations.shapes.outline import NOTHING, Extra, Mask, Outline, Polygon, Rotated, rings
+from datacache.annotations.shapes.outline import NOTHING, Extra, Mask, Outline, Polygon, Rotated, rings, unpack
 from datacache.core.counters import count
 
 _OUTLINES: Final = frozenset({"polygon", "mask", "rotated"})
 _JOINED_BYTES: Final = 2 * 10**9
 """Rings times bytes of points: beyond, each ring is joined to the first point of all, not the nearest."""
 _PAIRS_AT_ONCE: Final = 4_000_000
+_TURNED: Final = 0.05
+"""Pixels that a corner of a rotated box may be elsewhere than that of a rectangle: six decimals of YOLO move them."""
 _FLAGS: Final = ("difficult", "truncated", "occluded")
 _NO_DETAILS: Final = (False, False, False, ())
 _DETAILS: Final = ("track", "group", "score", "author")
@@ -108,7 +110,8 @@ class _Fitting:
         holds = self._holds
         if isinstance(outline, Rotated):
             if "rotated" in holds:
-                return outline
+                held = "corners" in holds or _is_rectangle(outline)
+                return outline if held else self._rectangle(outline.corners, line)
             if "polygon" in holds:
                 self.say("rotation-outlined", "the rotated boxes{of} became polygons", line)
             from datacache.annotations.shapes.clip import clip
@@ -132,14 +135,25 @@ class _Fitting:
             self.say("polygon-masked", "the outlines{of} became masks", line)
             return mask
         if "polygon" not in holds:
-            from datacache.annotations.shapes.clip import smallest_rectangle
-
-            self.say("outline-rotated", "the outlines{of} became the smallest rectangles around them", line)
-            return smallest_rectangle(outline.points)
+            return self._rectangle(outline.points, line)
         if (outline.holes and "holes" not in holds) or (outline.ends and "rings" not in holds):
             self.say("rings-joined", "the rings of the polygons{of} were joined to one", line)
             return Polygon(_joined(list(rings(outline))))
         return outline
+
+    def _rectangle(self, points: bytes, line: int) -> Rotated:
+        from datacache.annotations.shapes.clip import smallest_rectangle
+
+        self.say("outline-rotated", "the outlines{of} became the smallest rectangles around them", line)
+        return smallest_rectangle(points)
+
+
+def _is_rectangle(outline: Rotated) -> bool:
+    """Tell whether the corners are where the first side, and the length of the last one, say that they are."""
+    ax, ay, bx, by, cx, cy, dx, dy = unpack(outline.corners)
+    apart = abs(ax + cx - bx - dx) + abs(ay + cy - by - dy)
+    leaning = (bx - ax) * (dx - ax) + (by - ay) * (dy - ay)
+    return apart <= _TURNED and abs(leaning) <= _TURNED * math.hypot(bx - ax, by - ay)
 
 
 class Losses:

@@ -104,6 +104,10 @@ def test_an_outline_becomes_the_nearest_thing_that_is_held() -> None:
     assert fitted(VIDEO, Extra(keypoints=POINTS)) == ([Extra(keypoints=POINTS)], [("box-of-keypoints", "changed")])
     nowhere = POINTS._replace(visible=b"\0\0")
     assert fitted(CVAT, Extra(TURNED, nowhere)) == ([Extra(TURNED)], [("keypoints-left-out", "changed")])
+    leaning = Rotated(pack((6, 2, 10, 6, 7, 10, 2, 6)))
+    (turned,), problems = fitted(CVAT, Extra(leaning))
+    assert (type(turned and turned.outline), problems) == (Rotated, [("outline-rotated", "changed")])
+    assert fitted(OBB, Extra(leaning)) == ([Extra(leaning)], [])
     (traced,), problems = fitted(SEGMENT, Extra(MASK))
     assert problems == [("mask-traced", "changed")]
     assert traced is not None

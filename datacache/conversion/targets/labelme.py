@@ -11,7 +11,7 @@ from datacache.conversion.targets.base import POSE, SAID, File, Target
 
 
 class Labelme(Target):
-    holds = SAID | POSE | {"polygon", "mask", "rotated", "group", "score"}
+    holds = SAID | POSE | {"polygon", "mask", "rotated", "corners", "group", "score"}
 
     def _add(self, annotation: Annotation, split: str, annotated: bool) -> tuple[Sequence[File], Sequence[Problem]]:
         return [(f"{stem(annotation.path)}.json", labelme.write(annotation))] if annotated else [], ()

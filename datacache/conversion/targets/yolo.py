@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from datacache.annotations.check import SLACK_PX
 from datacache.annotations.classes import write_classes
 from datacache.annotations.formats import yolo
 from datacache.annotations.model import Annotation, Box, Problem
-from datacache.annotations.shapes.outline import Skeleton
+from datacache.annotations.shapes.outline import Rotated, Skeleton, bounds
 from datacache.conversion.model import stem
 from datacache.conversion.targets.base import LINE_BREAKS, About, File, Target, lines
 from datacache.core.counters import count
@@ -73,9 +74,26 @@ class YoloSegment(Yolo):
 
 
 class YoloObb(YoloSegment):
-    """Four corners an object."""
+    """Four corners an object, all inside the image."""
 
-    holds = frozenset({"rotated"})
+    holds = frozenset({"rotated", "corners"})
+
+    def _labels_of(self, annotation: Annotation) -> tuple[bytes, Sequence[Problem]]:
+        data, problems = super()._labels_of(annotation)
+        outside = [box for box in annotation.boxes if box.label in self._ids and _sticks_out(box, annotation)]
+        if outside:
+            message = f"{annotation.path}: of {count(len(outside), 'object')} corners are moved to the image's edge"
+            line = outside[0].line
+            problems = [*problems, Problem("corner-moved", "changed", annotation.source, line, message)]
+        return data, problems
+
+
+def _sticks_out(box: Box, image: Annotation) -> bool:
+    """Tell whether a rotated box goes beyond its image by more than a check lets pass."""
+    if box.extra is None or not isinstance(box.extra.outline, Rotated):
+        return False
+    x1, y1, x2, y2 = bounds(box.extra.outline.corners)
+    return max(-x1, -y1, x2 - image.width, y2 - image.height) > SLACK_PX
 
 
 class YoloPose(Yolo):
