@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from datacache.annotations.model import Box
 from datacache.annotations.shapes.outline import Extra, Keypoints, Mask, Polygon, Rotated, pack, polygon_of
 
-cases = settings(max_examples=int(os.environ.get("DATACACHE_TEST_CASES") or 200))
+CASES = int(os.environ.get("DATACACHE_TEST_CASES") or 200)
+cases = settings(max_examples=CASES)
 """How many annotations are drawn for a comparison, and for what a format reads again as it was written.
 `DATACACHE_TEST_CASES=10000` asks for as many as a format must hold; they take minutes: `pytest --timeout 0`."""
 words = st.text(max_size=6)

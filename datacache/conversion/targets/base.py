@@ -48,10 +48,10 @@ class Target:
     """Images of each split lie in a folder of their own."""
     holds: frozenset[str] = frozenset()
     """The kinds that the format has besides boxes and labels; `fitting` changes all others: `polygon`, `rings` (several
-    of a polygon), `holes`, `mask`, `rotated`, `corners` (of no rectangle), `keypoints`, `absent keypoints` (of which none
-    is there), `names` (of keypoints), `outline+keypoints` and `box+keypoints` (of one object), `difficult`, `truncated`,
-    `occluded`, `attributes` (all) or `attribute NAME`, `track`, `group`, `score`, `author`, `captions`, `labels` (of
-    images)."""
+    of a polygon), `holes`, `mask`, `rotated`, `corners` (of no rectangle), `keypoints`, `absent keypoints` (of which
+    none is there), `names` (of keypoints), `outline+keypoints` and `box+keypoints` (of one object), `difficult`,
+    `truncated`, `occluded`, `attributes` (all) or `attribute NAME`, `track`, `group`, `score`, `author`, `captions`,
+    `labels` (of images)."""
     of_objects = True
     """False for a format that has labels of images alone."""
     unwritable: re.Pattern[str] | None = None
