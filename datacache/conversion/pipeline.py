@@ -163,7 +163,7 @@ def run(
         raise ConversionError(
             f"no image of {inputs.named} is left to write; nothing was made",
             problems=report.problems,
-            hint=f"Mend or remove {quote(inputs.unread)}. {hint}" if inputs.unread else hint,
+            hint=f"Mend or remove {quote(inputs.unread)}." if inputs.unread else hint,
         )
     record = commit_manifest(
         catalog,
