@@ -58,7 +58,7 @@ def items(annotation: Annotation) -> int:
             if isinstance(outline, Mask):
                 masks += len(outline.counts)
             elif outline is not None:
-                points += len(_points(outline))
+                points += len(outline[0])
             points += len(keypoints.points) if keypoints else 0
     return points // (POINT_BYTES * _POINTS_AN_ITEM) + masks // _MASK_BYTES_AN_ITEM
 
@@ -77,7 +77,7 @@ def put_counts(out: ColumnWriter, annotations: Sequence[Annotation]) -> None:
                 masks[n] += 1
             elif outline is not None:
                 (polygons if isinstance(outline, Polygon) else rotated)[n] += 1
-                vertices[n] += len(_points(outline)) // POINT_BYTES
+                vertices[n] += len(outline[0]) // POINT_BYTES
             if extra.keypoints:
                 keypoints[n] += len(extra.keypoints.visible) - extra.keypoints.visible.count(0)
     for column in columns:
@@ -106,7 +106,7 @@ def put_extras(out: ColumnWriter, extras: Sequence[Extra | None], captions: Sequ
     out.raw([mask.counts for mask in masks])
     out.numbers([0 if extra.keypoints is None else len(extra.keypoints.visible) + 1 for extra in found])
     out.numbers(b"".join(pose.visible for pose in poses))
-    points = [_points(outline) for outline in outlines if outline is not None and not isinstance(outline, Mask)]
+    points = [outline[0] for outline in outlines if outline is not None and not isinstance(outline, Mask)]
     _put_points(out, b"".join([*points, *(pose.points for pose in poses)]))
     out.numbers([extra.track + 1 for extra in found])
     out.numbers([extra.group + 1 for extra in found])
@@ -245,10 +245,6 @@ def outline_areas(extras: Sequence[Extra | None], areas: NDArray[np.float64]) ->
         places, signs = np.array(of).T
         np.add.at(areas, places, signs * np.abs(twice) / 2)
     return areas
-
-
-def _points(outline: Polygon | Rotated) -> bytes:
-    return outline.points if isinstance(outline, Polygon) else outline.corners
 
 
 def _kind(outline: Outline | None) -> int:
