@@ -93,18 +93,23 @@ def _make(app: App, ref: str, to: str, *, classes: Path | None, **options: Any) 
         shown = ", ".join(map(printable, found.classes[:_SHOWN])) + (" …" if len(found.classes) > _SHOWN else "")
         app.out.line(f"classes   {len(found.classes):,}: {shown}")
     counts = built.counts
-    for number, text in (
-        (
-            (counts.unannotated, "noted     {:,} images have no annotation; they are in, without boxes"),
-            (counts.unusable, "left out  {:,} images that cannot be used"),
-            (sum(built.left_out.values()), "left out  {:,} boxes of classes that are not among those asked for"),
-            (counts.renamed, "renamed   {:,} samples: another file is called so but for its extension or dots"),
-        )
-        if counts is not None
-        else ()
-    ):
-        if number:
-            app.out.line(text.format(number))
+    if counts is not None:
+        others = sum(built.left_out.values())
+        boxes = count(others, "box", "boxes")
+        for number, text in (
+            (
+                counts.unannotated,
+                f"noted     {count(counts.unannotated, 'image')} without annotation, put in without boxes",
+            ),
+            (counts.unusable, f"left out  {count(counts.unusable, 'image')} that cannot be used"),
+            (others, f"left out  {boxes} of classes that are not among those asked for"),
+            (
+                counts.renamed,
+                f"renamed   {count(counts.renamed, 'sample')}, since another has its name but for extension or dots",
+            ),
+        ):
+            if number:
+                app.out.line(text)
     actions: Counter[str] = Counter()
     for problem in built.problems:
         actions[problem.action] += problem.times

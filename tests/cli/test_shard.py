@@ -26,8 +26,8 @@ def test_it_says_what_was_made_and_what_to_type_next(faces: Path, dsctl: Dsctl, 
     assert (first.code, first.err) == (0, "")
     assert first.out.startswith(f"file://{out}  9 samples in ")
     assert "classes   2: with_mask, without_mask" in first.out
-    assert "left out  1 images that cannot be used" in first.out
-    assert "noted     1 images have no annotation" in first.out
+    assert "left out  1 image that cannot be used" in first.out
+    assert "noted     1 image without annotation" in first.out
     assert "snapshot  s@" in first.out
     assert "tags: v1" in first.out
     assert 'datacache.torch.ShardDataset("s@' in first.out
