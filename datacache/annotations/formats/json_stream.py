@@ -32,7 +32,7 @@ _BETWEEN: Final = re.compile(r"[ \t\n\r]*(?:,[ \t\n\r]*(?=[^ \t\n\r\]])|\])")
 _ESCAPED: Final = re.compile(rb"\\.", re.DOTALL)
 _MARK: Final = re.compile(rb"[\[\]{}]")
 _STEPS: Final = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
-_NO_MARKS: Final = bytes(byte for byte in range(256) if byte not in _STEPS)
+_NO_MARKS: Final = bytes(byte for byte in range(256) if byte not in (*_STEPS, ord('"')))
 _utf8: Final = codecs.getincrementaldecoder("utf-8")
 _decode: Final = json.JSONDecoder().raw_decode
 T = TypeVar("T")
@@ -266,11 +266,13 @@ class _Place:
             if b"\\" in raw:
                 raw = _ESCAPED.sub(b"__", raw)
                 raw = raw[: len(raw) - (raw[-1:] == b"\\" and len(raw) > 1)]
-            parts = raw.split(b'"')
-            marks = b"".join(parts[quoted::2]).translate(None, _NO_MARKS)
+            parts = raw.translate(None, _NO_MARKS).split(b'"')
+            marks = b"".join(parts[quoted::2])
             depths = list(accumulate(map(_STEPS.__getitem__, marks), initial=depth))[1:]
             if 0 in depths:
-                blank = b'"'.join(part if n % 2 == quoted else bytes(len(part)) for n, part in enumerate(parts))
+                blank = b'"'.join(
+                    part if n % 2 == quoted else bytes(len(part)) for n, part in enumerate(raw.split(b'"'))
+                )
                 end = next(islice(_MARK.finditer(blank), depths.index(0), None)).end()
                 self._go_to(at + end)
                 return True
