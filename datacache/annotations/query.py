@@ -115,7 +115,7 @@ class Program:
     def __init__(self) -> None:
         self.columns: list[Column] = []
         self.constants: dict[str, Any] = {**_CALLS, "__builtins__": {}}
-        """What the source may name besides columns."""
+        """The names that the source may use besides columns."""
         self._conditions: list[str] = []
 
     @property

@@ -79,7 +79,7 @@ Said = tuple[Draft, tuple[Problem, ...]]
 
 
 class SaidAside(Aside[Said]):
-    """What files say of images, put aside."""
+    """Keep the drafts that files have for images, put aside on disk."""
 
     @staticmethod
     def bytes_of(value: Said) -> bytes:

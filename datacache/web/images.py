@@ -16,11 +16,11 @@ SMALL: Final = (240, 180)
 """Width and height of a tile at most, in pixels."""
 LARGE: Final = (2000, 2000)
 _MOST_PIXELS: Final = 64_000_000
-"""What is decoded; a JPEG is decoded smaller, and may have four times as many."""
+"""The most pixels that are decoded; a JPEG is decoded smaller, and may have four times as many."""
 _MOST_BYTES: Final = 256 * 2**20
 _KEPT_BYTES: Final = 32 * 2**20
 _TYPES: Final = {"jpeg": "image/jpeg", "png": "image/png", "gif": "image/gif", "webp": "image/webp", "bmp": "image/bmp"}
-"""What every browser shows. The rest is sent as JPEG."""
+"""Formats that every browser shows. The rest is sent as JPEG."""
 
 
 class Thumbnails:

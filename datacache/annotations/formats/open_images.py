@@ -152,7 +152,7 @@ def identifiers(names: dict[str, str]) -> dict[str, str]:
 
 
 class _Rows(NamedTuple):
-    """What rows that follow each other say of one image."""
+    """Hold the rows that follow each other and speak of one image."""
 
     earlier: int
     """The number of those before, or -1."""

@@ -15,13 +15,13 @@ from datacache.annotations.shapes.outline import Skeleton
 
 File = tuple[str, bytes]
 SAID = frozenset({"difficult", "truncated", "occluded", "attributes"})
-"""What a format holds that has attributes of objects."""
+"""The parts of `Target.holds` of a format that has attributes of objects."""
 POSE = frozenset({"keypoints", "outline+keypoints", "box+keypoints"})
-"""What a format holds that has keypoints beside anything else of an object."""
+"""The part of `Target.holds` of a format that has keypoints beside anything else of an object."""
 
 
 LINE_BREAKS: Final = re.compile("[\r\n]")
-"""What no path in a list of images can have."""
+"""Characters that no path in a list of images can have."""
 
 
 class About(NamedTuple):
@@ -55,7 +55,7 @@ class Target:
     of_objects = True
     """False for a format that has labels of images alone."""
     unwritable: re.Pattern[str] | None = None
-    """What no path in the format's files can have: they would name another image, or be no text."""
+    """Characters that no path in the format's files can have: they would name another image, or be no text."""
 
     def __init__(self, about: About) -> None:
         """Raise `UsageError` for a split that would be called like something else."""
