@@ -1,25 +1,19 @@
-"""Put the page together: routes to pages, answers for errors, the guard before it all.
-
-Pages that decode pictures share a few threads, so that a grid of large images takes no more memory than some of them.
-"""
+"""Put the page together: routes to pages, answers for errors, the guard before it all."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from importlib.resources import files
 from typing import Any, Final
 
-from anyio import CapacityLimiter, to_thread
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from datacache import api
-from datacache.core.cores import cores
 from datacache.core.errors import (
     BrokenImageError,
     DatacacheError,
@@ -29,11 +23,13 @@ from datacache.core.errors import (
 )
 from datacache.settings import Settings
 from datacache.web.access import LEAVE, LOOPBACK, Guard, OneTimeLinks
-from datacache.web.opened import Opening, OpenSnapshots
-from datacache.web.pages import Pages
+from datacache.web.opened import Opening
+from datacache.web.pages import datasets, images, jobs
 from datacache.web.rendering import render
+from datacache.web.site import Site
 
 _log = logging.getLogger(__name__)
+_PAGES: Final = (datasets, images, jobs)
 _STATIC: Final = {"style.css": "text/css", "page.js": "text/javascript", "htmx.min.js": "text/javascript"}
 _STATUS: Final[tuple[tuple[type[DatacacheError], int], ...]] = (
     (SnapshotNotFoundError, 404),
@@ -43,7 +39,6 @@ _STATUS: Final[tuple[tuple[type[DatacacheError], int], ...]] = (
     (DatacacheError, 502),
 )
 """The first that fits counts."""
-_Page = Callable[[Request], Response]
 
 
 def make_app(
@@ -55,16 +50,7 @@ def make_app(
     read_only: bool = False,
 ) -> Guard:
     """Return the ASGI application. What it opens is closed when the server ends its lifespan."""
-    catalog = api.open_catalog(settings)
-    opened = OpenSnapshots(settings)
-    pages = Pages(settings, catalog, opened)
-    few = CapacityLimiter(max(2, min(4, cores())))
-
-    def decoding(page: _Page) -> Callable[[Request], Awaitable[Response]]:
-        async def answer(request: Request) -> Response:
-            return await to_thread.run_sync(page, request, limiter=few)
-
-        return answer
+    site = Site(settings)
 
     def leave(_request: Request) -> Response:
         answer = RedirectResponse("/", 303)
@@ -74,22 +60,10 @@ def make_app(
     @asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
         yield
-        opened.close()
-        catalog.close()
+        site.close()
 
-    routes = [
-        Route("/", pages.datasets),
-        Route("/d/{name:path}", pages.dataset),
-        Route("/cover/{name:path}", decoding(pages.cover)),
-        Route("/s/{ref:path}", pages.grid),
-        Route("/image/{ref:path}", pages.image),
-        Route("/having/{ref:path}", pages.having),
-        Route("/thumb/{ref:path}", decoding(pages.thumb)),
-        Route("/whole/{ref:path}", decoding(pages.whole)),
-        Route("/objects/{ref:path}", decoding(pages.objects)),
-        Route("/static/{name}", _static),
-        Route(LEAVE, leave, methods=["POST"]),
-    ]
+    routes = [route for page in _PAGES for route in page.routes(site)]
+    routes += [Route("/static/{name}", _static), Route(LEAVE, leave, methods=["POST"])]
     handlers: dict[Any, Any] = {DatacacheError: _failed, Opening: _opening, HTTPException: _http_error}
     app = Starlette(routes=routes, exception_handlers=handlers, lifespan=lifespan)
     return Guard(app, links=links, hosts=hosts, cookie=cookie, user_header=settings.ui_user_header, read_only=read_only)

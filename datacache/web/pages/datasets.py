@@ -1,0 +1,76 @@
+"""Data sets, and the versions of one."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from datacache import api
+from datacache.core.errors import PathNotFoundError
+from datacache.web.addresses import asked_of
+from datacache.web.rendering import render
+from datacache.web.site import Site
+
+_LISTED: Final = 100
+_COVER_LOOKS_AT: Final = 2_000
+
+
+def routes(site: Site) -> list[Route]:
+    """Return the pages of data sets."""
+    return [
+        site.get("/", datasets),
+        site.get("/d/{name:path}", dataset),
+        site.get("/cover/{name:path}", cover, decodes=True),
+    ]
+
+
+def datasets(site: Site, request: Request) -> Response:
+    """List the data sets, each with its newest version."""
+    asked = dict(asked_of(request.scope["query_string"]))
+    sought, behind = asked.get("q", "").casefold(), asked.get("after", "")
+    found = (each for each in site.catalog.datasets() if each.name > behind and sought in each.name.casefold())
+    listed = list(islice((each for each in found if site.may_see(each.name)), _LISTED + 1))
+    rows = []
+    for dataset in listed[:_LISTED]:
+        record = site.catalog.snapshot(dataset.name, dataset.latest)
+        if record is not None:
+            access = api.access_of(site.catalog, dataset.name, default=site.settings.access)
+            rows.append((dataset, record, access))
+    after = listed[_LISTED - 1].name if len(listed) > _LISTED else ""
+    return render(request, "datasets.html", rows=rows, q=asked.get("q", ""), after=after)
+
+
+def dataset(site: Site, request: Request) -> Response:
+    """List the versions of a data set, the newest first, and what each was made from."""
+    name = request.path_params["name"]
+    dataset = site.dataset(name)
+    records = site.catalog.snapshots(name)[::-1]
+    asked = dict(asked_of(request.scope["query_string"]))
+    start = next((n for n, record in enumerate(records) if record.id == asked.get("from")), 0)
+    tags: dict[str, list[str]] = {}
+    for tag, id in sorted(dataset.tags.items()):
+        tags.setdefault(id, []).append(tag)
+    versions = [(record, tags.get(record.id, []), _inputs(site, record)) for record in records[start:][:_LISTED]]
+    older = records[start + _LISTED].id if len(records) > start + _LISTED else ""
+    return render(request, "dataset.html", dataset=dataset, versions=versions, older=older, total=len(records))
+
+
+def cover(site: Site, request: Request) -> Response:
+    """Return a small picture of a data set's newest version."""
+    with api.open_snapshot(site.record(request.path_params["name"]).ref, site.settings) as snapshot:
+        paths = (entry.path for entry in islice(snapshot.manifest.entries(), _COVER_LOOKS_AT))
+        path = next((path for path in paths if api.is_image_path(path)), None)
+        if path is None:
+            raise PathNotFoundError("there is no image", path="")
+        data = site.thumbnails.get(snapshot, path.decode("utf-8", "surrogateescape"))
+    return Response(data, media_type="image/jpeg", headers={"cache-control": "private, max-age=60"})
+
+
+def _inputs(site: Site, record: api.SnapshotRecord) -> list[str]:
+    """Return what a version was made from; of data sets that may not be seen, no name."""
+    inputs = record.lineage.inputs if record.lineage else ()
+    return [ref if site.may_see(ref.partition("@")[0]) else "" for ref in inputs]

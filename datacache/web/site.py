@@ -1,0 +1,101 @@
+"""What all pages share: the catalog, open snapshots, small pictures, jobs; who may see which data set; routes.
+
+A page is a function of the `Site` and a request, and runs in a thread of its own. Pages that decode pictures share a
+few threads, so that a grid of large images takes no more memory than some of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+from urllib.parse import parse_qsl
+
+from anyio import CapacityLimiter, to_thread
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from datacache import api
+from datacache.core.cores import cores
+from datacache.core.errors import PathNotFoundError, SnapshotNotFoundError, UsageError
+from datacache.settings import Settings
+from datacache.web.addresses import asked_of
+from datacache.web.images import Thumbnails
+from datacache.web.jobs import Jobs
+from datacache.web.opened import OpenSnapshots, Shown
+
+_MOST_FORM_FIELDS: Final = 20_000
+
+
+class Site:
+    """One server's. Close it."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.catalog = api.open_catalog(settings)
+        self.opened = OpenSnapshots(settings)
+        self.thumbnails = Thumbnails()
+        self.jobs = Jobs()
+        self._few = CapacityLimiter(max(2, min(4, cores())))
+
+    def close(self) -> None:
+        """Close what was opened."""
+        self.jobs.close()
+        self.opened.close()
+        self.catalog.close()
+
+    # --- routes -----------------------------------------------------------------------------------------------------
+
+    def get(self, path: str, page: Callable[[Site, Request], Response], *, decodes: bool = False) -> Route:
+        """Return the route of a page that reads; `decodes` pictures."""
+
+        async def answer(request: Request) -> Response:
+            return await to_thread.run_sync(page, self, request, limiter=self._few if decodes else None)
+
+        return Route(path, answer)
+
+    def post(self, path: str, page: Callable[[Site, Request, bytes], Response]) -> Route:
+        """Return the route of a page that writes; it is given what was sent. The guard has checked who sends it."""
+
+        async def answer(request: Request) -> Response:
+            return await to_thread.run_sync(page, self, request, await request.body())
+
+        return Route(path, answer, methods=["POST"])
+
+    # --- what is asked for ------------------------------------------------------------------------------------------
+
+    def row(self, request: Request) -> tuple[Shown, api.Row]:
+        """Return the version and the image that a request names."""
+        shown = self.opened.get(self.record(request.path_params["ref"]))
+        path = dict(asked_of(request.scope["query_string"])).get("path", "")
+        row = shown.browser.table.row(path)
+        if row is None:
+            raise PathNotFoundError(f"{shown.ref} has no image {path!r}", path=path)
+        return shown, row
+
+    def record(self, ref: str) -> api.SnapshotRecord:
+        """Return the version that a reference names, if it may be seen."""
+        self.dataset(api.parse_ref(ref).dataset)
+        return api.resolve(self.catalog, ref)
+
+    def dataset(self, name: str) -> api.DatasetRecord:
+        """Return a data set. The error tells no others, which may not be seen."""
+        dataset = self.catalog.dataset(name) if self.may_see(name) else None
+        if dataset is None:
+            raise SnapshotNotFoundError(f"there is no data set {name}", ref=name)
+        return dataset
+
+    def may_see(self, dataset: str) -> bool:
+        """Tell whether the namespace that this page is for may see a data set."""
+        namespace, default = self.settings.ui_namespace, self.settings.access
+        api.check_name(dataset)
+        return not namespace or api.access_of(self.catalog, dataset, default=default).allows(namespace)
+
+
+def form_of(body: bytes) -> list[tuple[str, str]]:
+    """Return the names and values of a form. `UsageError` for too many."""
+    try:
+        pairs = parse_qsl(body.decode("latin-1"), errors="surrogateescape", max_num_fields=_MOST_FORM_FIELDS)
+    except ValueError as exc:
+        raise UsageError(f"a form has more than {_MOST_FORM_FIELDS:,} values") from exc
+    return [(name, value) for name, value in pairs if value]
