@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from xxhash import xxh3_128_digest
 
 from datacache.annotations.pairing import is_image
-from datacache.conversion.source import Data, Files, Part
+from datacache.conversion.files import Data, Files, Part
 from datacache.core.ids import CONTENT_KEY, names_its_content, object_id
 from datacache.manifest.model import PACKS, Entry
 from datacache.manifest.reader import Manifest

@@ -25,10 +25,10 @@ from datacache.annotations.image_header import read_header
 from datacache.annotations.layout import text
 from datacache.annotations.table.table import Table
 from datacache.conversion.contents import ImageContents
+from datacache.conversion.files import Files, Part
 from datacache.conversion.images import decode, expect_decodable
 from datacache.conversion.index import with_entries
 from datacache.conversion.parallel import ordered_map
-from datacache.conversion.source import Files, Part
 from datacache.core.errors import AnnotationError, BrokenImageError, UsageError
 from datacache.reader.snapshot import Snapshot
 

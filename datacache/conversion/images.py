@@ -30,6 +30,7 @@ from datacache.annotations.image_header import ImageHeader, jpeg_end, read_heade
 from datacache.annotations.model import Annotation, Problem, unforeseen
 from datacache.annotations.shapes.outline import Skeleton
 from datacache.catalog.objects import ObjectWriter, Stored
+from datacache.conversion.files import Files, Part
 from datacache.conversion.model import Image, Report, stem
 from datacache.conversion.operations import (
     MAX_PIXELS,
@@ -45,7 +46,6 @@ from datacache.conversion.operations import (
     plan,
 )
 from datacache.conversion.parallel import ordered_map
-from datacache.conversion.source import Files, Part
 from datacache.core.concurrency import PerProcess
 from datacache.core.errors import AnnotationError, BrokenImageError
 from datacache.reader.snapshot import Snapshot

@@ -41,8 +41,9 @@ from datacache.annotations.split_lists import ListedSplits, read_splits
 from datacache.annotations.table.ranges import Row
 from datacache.annotations.table.table import KEY_BYTES, EncodedRange, Table, TableBuilder, encode_range
 from datacache.catalog.base import Catalog
+from datacache.conversion.files import Data, Files, Part
 from datacache.conversion.parallel import ordered_map
-from datacache.conversion.source import AnnotationSource, Data, Files, Item, Part, SaidAside
+from datacache.conversion.source import AnnotationSource, Item, SaidAside
 from datacache.core.cores import cores
 from datacache.core.errors import AnnotationError, BrokenImageError, CorruptManifestError, UsageError
 from datacache.manifest.codec import ends_range

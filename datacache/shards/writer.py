@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_64, xxh3_128, xxh3_128_hexdigest
 
-from datacache.conversion.source import Data, Files, Part
+from datacache.conversion.files import Data, Files, Part
 from datacache.core.errors import DatacacheError, ShardError, UsageError
 from datacache.core.ids import BLOCK_BYTES
 from datacache.reader.snapshot import Snapshot

@@ -15,8 +15,8 @@ from datacache import api
 from datacache.annotations.formats.voc import write
 from datacache.annotations.image_header import HEAD_BYTES, TAIL_BYTES
 from datacache.annotations.model import Annotation, Box
+from datacache.conversion.files import Files, Part
 from datacache.conversion.index import Annotations, Reading
-from datacache.conversion.source import Files, Part
 from datacache.core.errors import ObjectNotFoundError
 from datacache.core.ids import ObjectRef
 from datacache.daemon.client import DaemonClient
@@ -45,7 +45,7 @@ def _parts(count: int = COUNT) -> list[Part]:
 def test_files_of_this_machine_are_read_where_they_lie(
     at_once_s: float, many: tuple[Path, str], settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("datacache.conversion.source._AT_ONCE_S", at_once_s)
+    monkeypatch.setattr("datacache.conversion.files._AT_ONCE_S", at_once_s)
 
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("the daemon was asked")

@@ -14,8 +14,8 @@ from PIL import Image
 from datacache import api
 from datacache.annotations.formats.voc import write
 from datacache.annotations.model import Annotation, Box
+from datacache.conversion.files import Data, Files, Part
 from datacache.conversion.index import Annotations, Reading
-from datacache.conversion.source import Data, Files, Part
 from datacache.core.ids import BLOCK_BYTES
 from datacache.settings import Settings
 
