@@ -137,6 +137,16 @@ if TYPE_CHECKING:
     from datacache.manifest.model import Entry as Entry
     from datacache.manifest.model import Held as Held
     from datacache.manifest.model import SnapshotRecord as SnapshotRecord
+    from datacache.marking.drafts import Draft as Draft
+    from datacache.marking.drafts import DraftCount as DraftCount
+    from datacache.marking.drafts import MarkedObject as MarkedObject
+    from datacache.marking.drafts import count_drafts as count_drafts
+    from datacache.marking.drafts import discard_draft as discard_draft
+    from datacache.marking.drafts import draft as draft
+    from datacache.marking.drafts import drafts as drafts
+    from datacache.marking.drafts import is_stale as is_stale
+    from datacache.marking.drafts import marked as marked
+    from datacache.marking.drafts import save_draft as save_draft
     from datacache.reader.export.export import Exported as Exported
     from datacache.reader.snapshot import Snapshot as Snapshot
     from datacache.reader.snapshot import Stat as Stat

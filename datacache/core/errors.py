@@ -143,6 +143,16 @@ class StoredObjectsGoneError(CatalogError):
     """Objects that a new snapshot needs went from the storage before it was committed."""
 
 
+class DraftConflictError(CatalogError):
+    """Somebody else has the marks of this image, or they are not what the caller has read: nothing was changed.
+    `author` saved last, at `saved_at` (Unix time); '' and 0 where there is no draft any more."""
+
+    def __init__(self, message: str, *, author: str = "", saved_at: float = 0.0, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.author = author
+        self.saved_at = saved_at
+
+
 class SnapshotClosedError(DatacacheError, ValueError):
     """The snapshot was closed, and is read."""
 
