@@ -225,6 +225,10 @@ class Browser:
 
     # --- columns ----------------------------------------------------------------------------------------------------
 
+    def numbers(self, field: str) -> NDArray[Any]:
+        """Return one of the numbers of `query.FIELDS`, or `state`, of all images. Not to be written to."""
+        return self._column(Column("field", field))
+
     def _column(self, column: Column) -> NDArray[Any]:
         """Return a column of numbers, or of truths for `has`."""
         function, name, _ = column

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import islice
-from typing import Any, Final
+from typing import Final
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -12,13 +11,13 @@ from starlette.routing import Route
 from datacache import api
 from datacache.core.errors import UsageError
 from datacache.web.addresses import asked_of, filter_of, written
+from datacache.web.filter_bar import filter_values
 from datacache.web.images import whole as whole_image
 from datacache.web.rendering import render
 from datacache.web.site import Site
 from datacache.web.tiles import IMAGE_CHARACTERS, Tile
 
 _TILES: Final = 48
-_LISTED_CLASSES: Final = 300
 _FOREVER: Final = {"cache-control": "private, max-age=31536000, immutable"}
 
 
@@ -39,11 +38,8 @@ def grid(site: Site, request: Request) -> Response:
     record = site.record(request.path_params["ref"])
     shown = site.opened.get(record)
     asked = asked_of(request.scope["query_string"])
-    values: dict[str, Any] = {"record": record, "table": shown.browser.table, "colours": shown.colours}
-    values |= {"asked": dict(asked), "labels": [value for name, value in asked if name == "label"]}
-    labels = values["labels"]
-    values["listed"] = list(dict.fromkeys([*labels[:1], *islice(shown.browser.table.labels, _LISTED_CLASSES)]))
-    values |= {"splits": shown.browser.split_names or (), "problem": "", "hint": "", "page": None, "tiles": []}
+    values = filter_values(shown, asked) | {"record": record, "colours": shown.colours}
+    values |= {"problem": "", "hint": "", "page": None, "tiles": []}
     try:
         wanted = filter_of(asked)
         matches = shown.browser.select(wanted)
