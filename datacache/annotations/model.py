@@ -120,8 +120,8 @@ class Draft(NamedTuple):
     labels: tuple[str, ...] = ()
     line: int = 0
     captions: tuple[str, ...] = ()
-    relative: bool = False
-    """Coordinates are parts of the image's sides."""
+    relative: int = 0
+    """So many of its boxes, the first, have parts of the image's sides as coordinates, the others pixels."""
     subset: str = ""
     """The folder that `name` begins with where that is a subset of CVAT, whose images may lie without it."""
 

@@ -51,7 +51,7 @@ from datacache.manifest.model import BlobId, Entry
 from datacache.manifest.reader import Manifest
 from datacache.reader.snapshot import Snapshot
 
-VERSION = 12
+VERSION = 13
 """Of what is read out of files: a table that another version made is made anew."""
 _EARLIER_TABLES = 5
 _IMAGES_A_PROCESS = 10_000

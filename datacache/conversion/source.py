@@ -307,15 +307,18 @@ class Drafts:
         problems = a_problems + b_problems
         a, b = _completed(a, b), _completed(b, a)
         known = set(map(same_object, a.boxes))
-        more = tuple(box for box in b.boxes if same_object(box) not in known)
+        more, more_in_pixels = (
+            tuple(box for box in boxes if same_object(box) not in known)
+            for boxes in (b.boxes[: b.relative], b.boxes[b.relative :])
+        )
         of_whole = any((draft.captions or draft.labels) and not draft.boxes for draft in (a, b))
         first, second = (b, a) if of_whole and b.boxes else (a, b)  # problems name the file of the objects
         if is_metadata(a.file) == is_metadata(b.file) and not of_whole:
             if not any(map(file_of, b.boxes)):  # those of masks are mostly boxes of another file
                 repeats = self._repeats.setdefault((a.file, b.file), _Repeats(row))
                 repeats.images += 1
-                repeats.same += len(b.boxes) - len(more)
-                repeats.more += len(more)
+                repeats.more += len(more) + len(more_in_pixels)
+                repeats.same += len(b.boxes) - len(more) - len(more_in_pixels)
             if self._rank(b) < self._rank(a):
                 first, second = b, a
             ranks = self._rank(first), self._rank(second)
@@ -324,7 +327,11 @@ class Drafts:
                 message = f"{self._quoted(row)} is in {left} here, and in {kept} in {first.file}; it is in {kept}"
                 problems += (Problem("split-repeated", "repaired", second.file, second.line, message),)
         draft = first._replace(
-            boxes=_lines_of(first, a, a.boxes) + _lines_of(first, b, more),
+            boxes=_lines_of(first, a, a.boxes[: a.relative])
+            + _lines_of(first, b, more)
+            + _lines_of(first, a, a.boxes[a.relative :])
+            + _lines_of(first, b, more_in_pixels),
+            relative=a.relative + len(more),
             labels=tuple(dict.fromkeys(a.labels + b.labels)),
             captions=tuple(dict.fromkeys(a.captions + b.captions)),
             width=a.width or b.width,

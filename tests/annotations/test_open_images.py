@@ -51,7 +51,7 @@ def parse(text: str) -> tuple[dict[str, Annotation], list[tuple[str, str, int]]]
     found = open_images.parse(text.encode(), "f.csv", NAMES)
     images = {}
     for draft, _ in found.images:
-        assert draft.relative
+        assert draft.relative == len(draft.boxes)
         scaled = open_images.scaled(draft, 1000, 100)
         images[draft.name] = Annotation(draft.name, 1000, 100, scaled.boxes, scaled.labels)
     problems = [*found.problems, *(problem for _, its in found.images for problem in its)]
@@ -154,7 +154,7 @@ def test_any_boxes_are_the_same_there_and_back(drawn: list[tuple[str, ...]], wid
         row = dict(zip(open_images._BOX_COLUMNS, cells, strict=True))
         edges = [float(row[side]) for side in open_images._SIDES]
         boxes.append((open_images._box(label, edges, row, n), [float(value) for value in cells[4:8]], more))
-    draft = Draft("f", boxes=tuple(box for box, _, _ in boxes), relative=True)
+    draft = Draft("f", boxes=tuple(box for box, _, _ in boxes), relative=len(boxes))
     annotation = Annotation("a", width, height, open_images.scaled(draft, width, height).boxes)
     data = b"".join(open_images.write_boxes([annotation], {}))
     found = open_images.parse(data, "f", {})
@@ -288,7 +288,7 @@ def test_any_bytes_give_drafts_or_our_error(data: bytes) -> None:
             found = open_images.parse(begin + data, "f", {})
         except AnnotationError:
             continue
-        assert all(draft.relative for draft, _ in found.images)
+        assert all(draft.relative == len(draft.boxes) for draft, _ in found.images)
 
 
 @pytest.mark.parametrize(

@@ -178,6 +178,14 @@ def test_labels_of_whole_images_in_the_folder_of_a_split_do_not_hide_the_boxes(c
     assert (report.written, report.boxes) == (1, 1)
 
 
+def test_boxes_in_parts_of_the_image_are_beside_others_in_pixels(found) -> None:
+    rows = "ImageID,LabelName,Confidence,XMin,XMax,YMin,YMax\na,face,1,0.5,0.6,0.625,0.75\n"
+    line = {"file_name": "a.jpg", "objects": {"bbox": [[1, 1, 10, 10]], "categories": ["face"]}}
+    boxes, problems = found(["a.jpg"], {"train-annotations-bbox.csv": rows, "metadata.jsonl": json.dumps(line) + "\n"})
+    assert {path: sorted(each) for path, each in boxes.items()} == {"a.jpg": [ONE, TWO]}
+    assert not [problem for problem in problems if problem.action != "noted"]
+
+
 # --- images that are missing -----------------------------------------------------------------------------------------
 
 

@@ -199,7 +199,9 @@ class _ImagesOnDisk(Sequence[tuple[Draft, list[Problem]]]):
             parts.append(self._rows.get(parts[-1].earlier))
         parts.reverse()
         boxes, labels, problems = (tuple(chain.from_iterable(found)) for found in list(zip(*parts, strict=True))[2:])
-        return Draft(self._file, name, boxes=boxes, labels=labels, line=parts[0].line, relative=True), list(problems)
+        return Draft(self._file, name, boxes=boxes, labels=labels, line=parts[0].line, relative=len(boxes)), list(
+            problems
+        )
 
 
 def _cells(line: str) -> list[str]:
@@ -239,9 +241,9 @@ def scaled(draft: Draft, width: int, height: int) -> Draft:
     """Return a draft of an image of this size, in pixels."""
     boxes = (
         box._replace(x1=box.x1 * width, y1=box.y1 * height, x2=box.x2 * width, y2=box.y2 * height)
-        for box in draft.boxes
+        for box in draft.boxes[: draft.relative]
     )
-    return draft._replace(boxes=tuple(boxes), relative=False)
+    return draft._replace(boxes=(*boxes, *draft.boxes[draft.relative :]), relative=0)
 
 
 # --- writing ---------------------------------------------------------------------------------------------------------
