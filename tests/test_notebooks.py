@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 from collections.abc import Iterator
 from html.parser import HTMLParser
@@ -12,9 +13,14 @@ import pytest
 from PIL import Image
 
 import datacache
+from datacache.annotations.pictures.draw import colours_of
 from datacache.api.notebooks import PicturedSnapshot
-from datacache.core.errors import UsageError
+from datacache.core.errors import ObjectNotFoundError, UsageError
+from datacache.reader.snapshot import Snapshot
 from datacache.settings import Settings
+from tests.web.conftest import write_coco
+from tests.web.test_pages import HOSTILE as NAMES
+from tests.web.test_pages import shown_as
 
 HOSTILE = "<script>alert(1)</script>"
 
@@ -88,3 +94,85 @@ def test_two_versions_show_what_changed(snap: PicturedSnapshot, settings: Settin
     assert (same.images, same.objects()) == ([], {})
     with pytest.raises(UsageError, match="annotated the same"):
         same.show()
+
+
+def test_fifty_hostile_names_and_labels_are_texts_of_a_table(settings: Settings, tmp_path: Path) -> None:
+    names = [f"{number:02}{text.replace('/', '∕')}.jpg" for number, text in enumerate(NAMES)]
+    folder = tmp_path / "hostile"
+    write_coco(folder, {name.encode(): [(text, [1, 1, 9, 9])] for name, text in zip(names, NAMES, strict=True)})
+    datacache.create_snapshot("hostile", str(folder), copy=True, message="\n".join(NAMES), settings=settings)
+    write_coco(folder, {name.encode(): [(text, [1, 1, 29, 9])] for name, text in zip(names, NAMES, strict=True)})
+    datacache.create_snapshot("hostile", str(folder), copy=True, message="\n".join(NAMES), settings=settings)
+    counts = datacache.stats("hostile", settings=settings)
+    with datacache.open_snapshot("hostile", settings) as snap:
+        shown = [snap, snap.filter(where="objects == 1"), counts, datacache.diff("hostile", settings=settings)]
+        html = "".join(each._repr_html_() for each in shown)
+        allowed = {"table", "caption", "tr", "th", "td", "img"}
+        assert set(_Tags(html).found) == allowed
+        assert not re.search(r"[\u202a-\u202e\u2066-\u2069\x00-\x09\x0b-\x1f]", html)
+        text = _Tags(html).text
+        for name, label in zip(names[:20], NAMES, strict=False):
+            assert shown_as(name) in text
+            assert shown_as(label).strip() in text
+
+
+def test_a_comparison_has_the_colours_and_skeletons_of_the_data_set(settings: Settings, tmp_path: Path) -> None:
+    alone = {name: colours_of([name])[name] for name in (f"class {number}" for number in range(40))}
+    first, second = next(
+        (one, other)
+        for one in alone
+        for other in alone
+        if one != other and colours_of([one, other])[other] != alone[other]
+    )
+    folder = tmp_path / "poses"
+    for x in (10.0, 40.0):
+        write_coco(folder, {b"a.jpg": [(first, [1, 1, 9, 9])], b"b.jpg": [(second, [x, 10.0, 50.0, 60.0])]})
+        coco = json.loads((folder / "coco.json").read_text())
+        for category in coco["categories"]:
+            category |= {"keypoints": ["head", "foot"], "skeleton": [[1, 2]]}
+        for each in coco["annotations"]:
+            each |= {"keypoints": [x + 5, 15, 2, x + 45, 65, 2], "num_keypoints": 2}
+        (folder / "coco.json").write_text(json.dumps(coco))
+        datacache.create_snapshot("poses", str(folder), copy=True, settings=settings)
+    found = datacache.diff("poses", settings=settings)
+    found.images = [image for image in found.images if image.path == "b.jpg"]
+    joined = found.show()
+    with Image.open(io.BytesIO(joined.data)) as picture:
+        colours = {colour for _, colour in picture.convert("RGB").getcolors(1 << 24)}
+    assert colours_of([first, second])[second] in colours
+    assert alone[second] not in colours
+    found._skeletons = {}
+    assert found.show().data != joined.data, "the keypoints are not joined"
+
+
+def test_an_image_that_is_gone_is_a_tile_that_says_so(
+    snap: PicturedSnapshot, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changed = datacache.diff("pets", settings=settings)
+    before = snap.show().data, changed.show().data
+
+    def read(_: Snapshot, path: str) -> bytes:
+        raise ObjectNotFoundError(f"{path} is gone", url=path)
+
+    monkeypatch.setattr(Snapshot, "read", read)
+    gone = snap.show().data, changed.show().data
+    assert all(one != other for one, other in zip(before, gone, strict=True))
+    assert _Tags(snap._repr_html_()).found.count("img") == 1
+
+
+def test_showing_a_snapshot_that_is_large_reads_no_annotations(
+    snap: PicturedSnapshot, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("datacache.api.notebooks._FILES_READ_AT_ONCE", 1)
+    assert "img" not in _Tags(snap._repr_html_()).found
+    datacache.stats(snap.ref, settings=settings)
+    assert "img" in _Tags(snap._repr_html_()).found
+
+
+def test_results_show_what_was_made(snap: PicturedSnapshot, settings: Settings, tmp_path: Path) -> None:
+    done = datacache.convert("pets", to="coco", name="pets-coco", settings=settings)
+    assert "pets-coco@" in _Tags(done._repr_html_()).text
+    sharded = datacache.shard("pets-coco", to=str(tmp_path / "shards"), name="pets-shards", settings=settings)
+    assert "pets-shards@" in _Tags(sharded._repr_html_()).text
+    assert repr(snap.filter()) == f"<ImageList of {snap.record.ref}: 2 images>"
+    assert str(tmp_path) in _Tags(snap._repr_html_()).text, "where it was made from"

@@ -23,7 +23,7 @@ from datacache.api.options import (
     make_splits,
     take,
 )
-from datacache.core.errors import PathNotFoundError, UsageError
+from datacache.core.errors import DatacacheError, PathNotFoundError, UsageError
 from datacache.manifest.model import Naming, SnapshotRecord
 from datacache.reader.snapshot import Snapshot
 from datacache.settings import Settings, load_settings
@@ -31,7 +31,9 @@ from datacache.settings import Settings, load_settings
 if TYPE_CHECKING:
     from datacache.annotations.browsing import Browser
     from datacache.annotations.model import Problem
+    from datacache.annotations.pictures.preview import Picture
     from datacache.annotations.stats import Statistics
+    from datacache.annotations.table.ranges import Row
     from datacache.annotations.table.table import ImageSummary, Table
     from datacache.conversion.dedupe import Repeat
     from datacache.conversion.pipeline import Conversion
@@ -132,9 +134,9 @@ def problems(
 
 
 def preview(ref: str, *, paths: Collection[str] | None = None, n: int = 16, settings: Settings | None = None) -> bytes:
-    """Draw images with their boxes and return the bytes of a PNG: the images at `paths`, or the first `n`."""
+    """Draw images with their boxes and return the bytes of a PNG: the images at `paths`, or the first `n`. One that
+    cannot be read is a tile that says why. `UsageError` where the snapshot has no image."""
     from datacache.annotations.pictures.draw import colours_of
-    from datacache.annotations.pictures.preview import Picture
     from datacache.annotations.pictures.preview import preview as draw
 
     with open_annotations(ref, settings=settings) as (snapshot, table):
@@ -146,10 +148,28 @@ def preview(ref: str, *, paths: Collection[str] | None = None, n: int = 16, sett
             missing = next((path for path, row in found if row is None), None)
             if missing is not None:
                 raise PathNotFoundError(f"{snapshot.record.ref} has no image {missing}", path=missing)
-        pictures = [Picture(row.path, snapshot.read(row.path), row.annotation) for row in rows]
+        if not table.images:
+            raise UsageError(f"{snapshot.record.ref} has no image: there is nothing to draw")
+        pictures = [picture_of(snapshot, row.path, row) for row in rows]
         subtitle = f"{len(pictures):,} of {table.images:,} images"
         colours = colours_of(table.labels)
         return draw(pictures, title=snapshot.record.ref, subtitle=subtitle, colours=colours, skeletons=table.skeletons)
+
+
+def picture_of(snapshot: Snapshot, path: str, now: Row | None, before: Row | None = None, note: str = "") -> Picture:
+    """Return an image with what is annotated in it now, and was before; where it cannot be read, with the reason."""
+    from datacache.annotations.pictures.preview import Picture
+
+    notes = [note] if note else []
+    data = None
+    try:
+        data = snapshot.read(path)
+    except DatacacheError as exc:
+        notes = [exc.message]
+    if now is not None and now.annotation is None:
+        notes += [problem.code for problem in now.problems]
+    annotation, earlier = (row.annotation if row is not None else None for row in (now, before))
+    return Picture(path, data, annotation, earlier, ", ".join(notes))
 
 
 def subset(

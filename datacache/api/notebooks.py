@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import closing
 from itertools import islice
 from pathlib import Path
@@ -20,18 +20,20 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from datacache.api.options import QueryOptions
 from datacache.core.counters import count
-from datacache.core.errors import UsageError
-from datacache.core.html import html_table
+from datacache.core.errors import DatacacheError, UsageError
+from datacache.core.html import html_table, html_text
 from datacache.manifest.model import SnapshotRecord
 from datacache.reader.snapshot import Snapshot
 from datacache.settings import Settings, load_settings
 
 if TYPE_CHECKING:
     from datacache.annotations.comparison import Changed
-    from datacache.annotations.table.table import ImageSummary
+    from datacache.annotations.table.table import ImageSummary, Table
 
 _ROWS = 20
 _SHOWN = 8
+_FILES_READ_AT_ONCE = 2_000
+"""The annotations of so many are read in a second or two."""
 
 
 class ShownPicture:
@@ -54,14 +56,18 @@ class ShownPicture:
 class ImageList(list["ImageSummary"]):
     """Images of a snapshot: path, width, height, number of objects, and numbers by label."""
 
-    def __init__(self, ref: str, settings: Settings, images: Iterable[ImageSummary]) -> None:
+    def __init__(self, record: SnapshotRecord, settings: Settings, images: Iterable[ImageSummary]) -> None:
         super().__init__(images)
-        self.ref = ref
+        self.ref = record.ref
+        self._id = f"{record.dataset}@{record.id}"
         self._settings = settings
 
     @property
     def paths(self) -> list[str]:
         return [image.path for image in self]
+
+    def __repr__(self) -> str:
+        return f"<ImageList of {self.ref}: {count(len(self), 'image')}>"
 
     def show(self, n: int = 16) -> ShownPicture:
         """Draw the first `n`. `UsageError` where there are none."""
@@ -69,13 +75,13 @@ class ImageList(list["ImageSummary"]):
 
         if not self:
             raise UsageError(f"no image of {self.ref} fits: there is nothing to draw", hint="Ask for less.")
-        return ShownPicture(preview(self.ref, paths=self.paths[:n], settings=self._settings))
+        return ShownPicture(preview(self._id, paths=self.paths[:n], settings=self._settings))
 
     def _repr_html_(self) -> str:
         rows = [(image.path, f"{image.width}x{image.height}", _by_label(image.labels)) for image in self[:_ROWS]]
         caption = count(len(self), "image") + (f", the first {_ROWS}" if len(self) > _ROWS else "") + f" of {self.ref}"
         table = html_table(rows, ("image", "size", "labels"), caption=caption)
-        return table + (_embedded(self.show(_SHOWN)) if self else "")
+        return table + (_embedded(self.show) if self else "")
 
 
 class PicturedSnapshot(Snapshot):
@@ -90,7 +96,7 @@ class PicturedSnapshot(Snapshot):
         `any_label`, `min_objects`, `max_objects`, `where`. `UsageError` for a condition that cannot be understood."""
         from datacache.api.annotations import query
 
-        return ImageList(self.ref, self._settings, query(self.ref, settings=self._settings, **wanted))
+        return ImageList(self.record, self._settings, query(self.ref, settings=self._settings, **wanted))
 
     def show(self, n: int = 16, **wanted: Unpack[QueryOptions]) -> ShownPicture:
         """Draw the first `n` images, or of those that fit (see `filter`). `UsageError` where there are none."""
@@ -104,18 +110,37 @@ class PicturedSnapshot(Snapshot):
         return [*super().__dir__(), "filter", "show"]
 
     def _repr_html_(self) -> str:
-        return self.record._repr_html_()
+        return self.record._repr_html_() + (_embedded(self.show) if self._is_soon_drawn() else "")
+
+    def _is_soon_drawn(self) -> bool:
+        """Tell whether annotations have been read already, or are soon read: showing a value must not take minutes."""
+        from datacache.api.opening import open_catalog
+        from datacache.conversion.index import Reading
+
+        if self.record.files <= _FILES_READ_AT_ONCE:
+            return True
+        with closing(open_catalog(self._settings)) as catalog:
+            return catalog.derived(self.record.id, Reading().name) is not None
 
 
 class AnnotationDiff:
     """The images whose annotations differ between two snapshots."""
 
     def __init__(
-        self, records: tuple[SnapshotRecord, SnapshotRecord], images: list[Changed], settings: Settings
+        self,
+        records: tuple[SnapshotRecord, SnapshotRecord],
+        tables: tuple[Table, Table],
+        images: list[Changed],
+        settings: Settings,
     ) -> None:
+        from datacache.annotations.pictures.draw import colours_of
+
         self.before, self.after = records
         self.images = images
         self._settings = settings
+        old, new = tables
+        self._colours = colours_of({**old.labels, **new.labels})
+        self._skeletons = old.skeletons | new.skeletons
 
     def objects(self) -> dict[str, dict[str, int]]:
         """Return how many objects of each label were `added`, `removed`, `moved`, `relabelled` or `edited`; the label
@@ -131,7 +156,8 @@ class AnnotationDiff:
     def show(self, n: int = 16) -> ShownPicture:
         """Draw the first `n` images that differ: what was there before in grey, what is there now in colour.
         `UsageError` where there are none."""
-        from datacache.annotations.pictures.preview import Picture, preview
+        from datacache.annotations.pictures.preview import preview
+        from datacache.api.annotations import picture_of
         from datacache.api.opening import open_snapshot
 
         if not self.images:
@@ -141,11 +167,11 @@ class AnnotationDiff:
         with open_snapshot(refs[0], self._settings) as old, open_snapshot(refs[1], self._settings) as new:
             for image in self.images[:n]:
                 holder = new if image.path in new else old
-                then, now = (row.annotation if row is not None else None for row in (image.before, image.after))
                 note = "added" if image.before is None else "removed" if image.after is None else ""
-                pictures.append(Picture(image.path, holder.read(image.path), now, then, note))
+                pictures.append(picture_of(holder, image.path, image.after, image.before, note))
         subtitle = f"{len(pictures):,} of {count(len(self.images), 'image')} that differ from {self.before.ref}"
-        return ShownPicture(preview(pictures, title=self.after.ref, subtitle=subtitle))
+        title, colours, skeletons = self.after.ref, self._colours, self._skeletons
+        return ShownPicture(preview(pictures, title=title, subtitle=subtitle, colours=colours, skeletons=skeletons))
 
     def __repr__(self) -> str:
         return f"<AnnotationDiff {self.before.ref} → {self.after.ref}: {count(len(self.images), 'image')}>"
@@ -154,7 +180,7 @@ class AnnotationDiff:
         rows = [(kind, sum(found.values()), _by_label(found)) for kind, found in self.objects().items()]
         caption = f"{self.before.ref} → {self.after.ref}: {count(len(self.images), 'image')} annotated otherwise"
         table = html_table(rows, ("objects", "number", "labels"), caption=caption)
-        return table + (_embedded(self.show(_SHOWN)) if self.images else "")
+        return table + (_embedded(self.show) if self.images else "")
 
 
 def diff(before: str, after: str = "", *, settings: Settings | None = None) -> AnnotationDiff:
@@ -175,12 +201,17 @@ def diff(before: str, after: str = "", *, settings: Settings | None = None) -> A
         open_annotations(next(refs), settings=settings) as (_, one),
         open_annotations(next(refs), settings=settings) as (_, two),
     ):
-        return AnnotationDiff((old, new), list(compare(one, two)), settings)
+        return AnnotationDiff((old, new), (one, two), list(compare(one, two)), settings)
 
 
 def _by_label(counts: dict[str, int]) -> str:
     return ", ".join(f"{label} {number:,}" for label, number in islice(counts.items(), _ROWS))
 
 
-def _embedded(picture: ShownPicture) -> str:
-    return f'<img alt="images with what is annotated" src="data:image/png;base64,{b64encode(picture.data).decode()}">'
+def _embedded(show: Callable[[int], ShownPicture]) -> str:
+    """Return a picture as HTML. Where there is none, that is said in its place: the table beside it is still shown."""
+    try:
+        data = b64encode(show(_SHOWN).data).decode()
+    except DatacacheError as exc:
+        return f"<p>{html_text(exc.message)}</p>"
+    return f'<img alt="images with what is annotated" style="max-width:100%" src="data:image/png;base64,{data}">'

@@ -87,6 +87,9 @@ class Conversion(NamedTuple):
     record: SnapshotRecord
     report: Report
 
+    def _repr_html_(self) -> str:
+        return self.record._repr_html_() + self.report._repr_html_()
+
 
 def run(
     catalog: Catalog,

@@ -157,7 +157,8 @@ class SnapshotRecord:
     def _repr_html_(self) -> str:
         from datacache.core.html import html_table
 
-        made = " ".join([self.lineage.command, *self.lineage.inputs]) if self.lineage else self.origin
+        inputs = self.lineage.inputs if self.lineage else ()
+        made = " ".join([self.lineage.command, *inputs]) if self.lineage and inputs else self.origin
         rows = [("files", self.files), ("bytes", self.total_bytes), ("created", self.created_at), ("made from", made)]
         return html_table([*rows, *([("message", self.message)] if self.message else [])], caption=self.ref)
 

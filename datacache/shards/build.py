@@ -26,6 +26,7 @@ from datacache.conversion.parallel import ordered_map
 from datacache.core.concurrency import map_in_threads
 from datacache.core.counters import count
 from datacache.core.errors import ShardError, UsageError
+from datacache.core.html import html_table
 from datacache.manifest.builder import ManifestBuilder
 from datacache.manifest.model import Entry, Lineage, Naming, SnapshotRecord, Source
 from datacache.reader.snapshot import Snapshot
@@ -106,6 +107,11 @@ class Sharded(NamedTuple):
     url: str
     record: SnapshotRecord | None
     """The snapshot that was made of the set."""
+
+    def _repr_html_(self) -> str:
+        found = self.built.set
+        rows = [("shards", len(found.shards)), ("samples", found.samples), ("bytes", found.size_bytes)]
+        return html_table(rows, caption=self.url) + (self.record._repr_html_() if self.record else "")
 
 
 def build(

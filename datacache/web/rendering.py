@@ -17,19 +17,15 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
 from datacache import api
+from datacache.core.html import visible
 from datacache.settings import format_bytes
 from datacache.web.access import LEAVE
 from datacache.web.addresses import address
 
-_JOINERS = "\u200c\u200d"
-"""Not printable, and parts of words in some scripts."""
-
 
 def as_text(value: Any) -> Any:
     """Return a text as it can be shown. All else, HTML that templates made among it, stays as it is."""
-    if not isinstance(value, str) or isinstance(value, Markup) or value.isprintable():
-        return value
-    return "".join(c if c.isprintable() or c in _JOINERS else repr(c)[1:-1] for c in value)
+    return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 @cache
