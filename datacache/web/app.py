@@ -30,7 +30,12 @@ from datacache.web.site import Site
 
 _log = logging.getLogger(__name__)
 _PAGES: Final = (datasets, images, jobs)
-_STATIC: Final = {"style.css": "text/css", "page.js": "text/javascript", "htmx.min.js": "text/javascript"}
+_STATIC: Final = {
+    "style.css": "text/css",
+    "icon.svg": "image/svg+xml",
+    "page.js": "text/javascript",
+    "htmx.min.js": "text/javascript",
+}
 _STATUS: Final[tuple[tuple[type[DatacacheError], int], ...]] = (
     (SnapshotNotFoundError, 404),
     (PathNotFoundError, 404),
@@ -63,14 +68,21 @@ def make_app(
         site.close()
 
     routes = [route for page in _PAGES for route in page.routes(site)]
-    routes += [Route("/static/{name}", _static), Route(LEAVE, leave, methods=["POST"])]
+    routes += [Route("/static/{name}", _static), Route("/favicon.ico", _icon), Route(LEAVE, leave, methods=["POST"])]
     handlers: dict[Any, Any] = {DatacacheError: _failed, Opening: _opening, HTTPException: _http_error}
     app = Starlette(routes=routes, exception_handlers=handlers, lifespan=lifespan)
     return Guard(app, links=links, hosts=hosts, cookie=cookie, user_header=settings.ui_user_header, read_only=read_only)
 
 
 def _static(request: Request) -> Response:
-    name = request.path_params["name"]
+    return _file(request.path_params["name"])
+
+
+def _icon(_request: Request) -> Response:
+    return _file("icon.svg")
+
+
+def _file(name: str) -> Response:
     if name not in _STATIC:
         raise HTTPException(404)
     data = files("datacache.web").joinpath("static", name).read_bytes()

@@ -202,7 +202,7 @@ def test_hostile_names_and_labels_are_shown_as_text(site: Site, settings: Settin
         for tag, attributes in page.elements:
             assert not {each for each in attributes if each.startswith("on") or each == "style"}, (name, tag)
             for link in ("href", "src", "action", "hx-get"):
-                assert attributes.get(link, "/").startswith("/"), (name, tag)
+                assert attributes.get(link, "/").startswith(("/", "#main")), (name, tag)
                 assert not attributes.get(link, "/").startswith("//"), (name, tag)
             assert tag not in ("iframe", "object", "embed", "base", "i", "title2"), name
         assert not re.search(r"[\u202a-\u202e\u2066-\u2069\x1b\x00]", answer.text), name
@@ -240,8 +240,9 @@ def test_whoever_leaves_needs_a_new_link(site: Site) -> None:
 
 
 def test_static_files_are_those_of_the_page_alone(site: Site) -> None:
-    for name in ("style.css", "page.js", "htmx.min.js"):
+    for name in ("style.css", "icon.svg", "page.js", "htmx.min.js"):
         assert site.get(f"/static/{name}").status == 200
+    assert site.get("/favicon.ico").body == site.get("/static/icon.svg").body
     assert site.get("/static/htmx.LICENSE").status == 404
     assert site.get("/static/%2e%2e%2faccess.py").status == 400
     assert site.get("/nothing").status == 404

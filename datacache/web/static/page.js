@@ -1,11 +1,16 @@
 // Keys: arrows go to the page or image before and behind, b hides and shows boxes, / goes to the filter.
 
+const goToFilter = () => {
+  document.querySelector(".filters")?.setAttribute("open", "");
+  document.querySelector(".filter :is(input, select), .search input")?.focus();
+};
+
 const press = {
   ArrowLeft: () => document.querySelector("a[rel=prev]")?.click(),
   ArrowRight: () => document.querySelector("a[rel=next]")?.click(),
   Escape: () => document.querySelector("a[rel=up]")?.click(),
   b: () => document.querySelector("#hide")?.click(),
-  "/": () => document.querySelector(".filter input, .filter select")?.focus(),
+  "/": goToFilter,
 };
 
 document.addEventListener("keydown", (event) => {
@@ -25,3 +30,8 @@ document.addEventListener("change", (event) => {
 });
 document.addEventListener("htmx:afterSwap", remember);
 remember();
+
+// What stands beside the rest on a wide screen is open there, and closed on a phone.
+if (matchMedia("(min-width: 60rem)").matches) {
+  for (const each of document.querySelectorAll("details[data-wide]")) each.open = true;
+}
