@@ -20,7 +20,7 @@ from xxhash import xxh3_128_hexdigest
 
 from datacache.annotations.check import SLACK_PX, SLACK_RELATIVE, clean_label
 from datacache.annotations.model import Annotation, Box, quote
-from datacache.annotations.shapes.outline import NOTHING
+from datacache.annotations.shapes.outline import NOTHING, Extra, Mask, Polygon, unpack
 from datacache.annotations.table.ranges import Row
 from datacache.catalog.base import Catalog
 from datacache.catalog.refs import check_name
@@ -32,6 +32,7 @@ KIND: Final = "draft"
 MAX_OBJECTS: Final = 10_000
 MAX_BYTES: Final = 1 << 20
 _VERSION = 1
+_BODY = ("objects", "labels", "places", "predictions")
 _AUTHOR_CHARACTERS = 200
 _MOVED_PX: Final = 0.01
 """An edge of an object of the version that differs by less was not moved: pages round what they show."""
@@ -73,7 +74,11 @@ class Draft(NamedTuple):
     base: str
     """The id of the version that it was begun on."""
     says: str
-    """A hash of what that version says of the image (`hash_of`)."""
+    """A hash of what that version says of the image, but for lines and numbers of pixels (`_hash_of`)."""
+    places: tuple[float, ...]
+    """The numbers of pixels (`_places_of`). A format rounds them when a version is written, which changes nothing."""
+    predictions: tuple[int, ...]
+    """The places of the version's objects that have a score."""
 
     @property
     def rev(self) -> str:
@@ -93,13 +98,6 @@ class DraftCount(NamedTuple):
     drafts: int
     done: int
     """Of these."""
-
-
-def hash_of(annotation: Annotation) -> str:
-    """Return a hash of what a version says of an image: its size, labels, and objects but for their lines."""
-    boxes = [(box.label, *map(float, box[1:5]), *box[5:9], box.extra) for box in annotation.boxes]
-    said = annotation.width, annotation.height, annotation.labels, boxes
-    return xxh3_128_hexdigest(repr(said).encode("utf-8", "surrogatepass"))
 
 
 def draft(catalog: Catalog, dataset: str, path: str) -> Draft | None:
@@ -194,7 +192,31 @@ def count_drafts(catalog: Catalog, dataset: str) -> list[DraftCount]:
 
 def is_stale(row: Row, draft: Draft) -> bool:
     """Tell whether the version that `row` is of says something else of the image than the one that was marked on."""
-    return row.annotation is None or hash_of(row.annotation) != draft.says
+    annotation = row.annotation
+    if annotation is None or _hash_of(annotation) != draft.says:
+        return True
+    slack = _slack(annotation)
+    return any(abs(a - b) > slack for a, b in zip(_places_of(annotation), draft.places, strict=True))
+
+
+def is_there(row: Row, draft: Draft, *, slack: float = 0.0) -> bool:
+    """Tell whether a version says what the draft does, with or without the predictions that nobody has accepted.
+    `slack` is a part of a pixel that its format rounds to."""
+    annotation = row.annotation
+    if annotation is None or (draft.labels is not None and annotation.labels != draft.labels):
+        return False
+    slack += _slack(annotation)
+    left = {of for of in draft.predictions if not any(mark.of == of and mark.accepted for mark in draft.objects)}
+    return any(
+        len(marks) == len(annotation.boxes)
+        and all(
+            mark.label == box.label
+            and not (mark.accepted and (box.extra or NOTHING).score is not None)
+            and all(abs(a - b) <= slack for a, b in zip(mark[2:6], box[1:5], strict=True))
+            for mark, box in zip(marks, annotation.boxes, strict=True)
+        )
+        for marks in (draft.objects, [mark for mark in draft.objects if mark.of not in left])
+    )
 
 
 def marked(row: Row, draft: Draft) -> Annotation:
@@ -261,11 +283,8 @@ def _new_draft(
     annotation = row.annotation
     if annotation is None:
         raise UsageError(f"{quote(row.path)} cannot be marked: it is no image that can be used")
-    says, base = hash_of(annotation), record.id
-    if there is not None:
-        if there.says != says:
-            raise stale(there)
-        base = there.base
+    if there is not None and is_stale(row, there):
+        raise stale(there)
     if len(objects) > MAX_OBJECTS:
         raise UsageError(f"{quote(row.path)} has {len(objects):,} marks, and an image has {MAX_OBJECTS:,} at most")
     named = Counter(each.of for each in objects if each.of != -1)
@@ -276,7 +295,11 @@ def _new_draft(
     texts = None
     if labels is not None:
         texts = tuple(dict.fromkeys(_checked_label(label, f"a label of {quote(row.path)}") for label in labels))
-    return Draft(record.dataset, row.path, "", checked, texts, False, 0.0, base, says)
+    if there is not None:
+        return there._replace(objects=checked, labels=texts)
+    predictions = tuple(n for n, box in enumerate(annotation.boxes) if (box.extra or NOTHING).score is not None)
+    says = _hash_of(annotation), _places_of(annotation), predictions
+    return Draft(record.dataset, row.path, "", checked, texts, False, 0.0, record.id, *says)
 
 
 def _checked(mark: MarkedObject, number: int, annotation: Annotation) -> MarkedObject:
@@ -349,13 +372,51 @@ def _box_of(mark: MarkedObject, annotation: Annotation, author: str) -> Box:
     return box._replace(extra=None if extra == NOTHING else extra)
 
 
+# --- what a version says --------------------------------------------------------------------------------------------
+
+
+def _hash_of(annotation: Annotation) -> str:
+    boxes = [(box.label, *box[5:9], *_said_besides(box.extra or NOTHING)) for box in annotation.boxes]
+    said = annotation.width, annotation.height, annotation.labels, boxes
+    return xxh3_128_hexdigest(repr(said).encode("utf-8", "surrogatepass"))
+
+
+def _said_besides(extra: Extra) -> tuple[object, ...]:
+    outline, keypoints = extra.outline, extra.keypoints
+    points = outline[1:] if isinstance(outline, Polygon) else outline if isinstance(outline, Mask) else ()
+    size = len(_points_of(extra))
+    visible = keypoints and keypoints.visible
+    return type(outline).__name__, points, size, visible, extra.track, extra.group, extra.score is None, extra.author
+
+
+def _points_of(extra: Extra) -> bytes:
+    outline = extra.outline
+    points = b"" if outline is None or isinstance(outline, Mask) else outline[0]
+    return points + extra.keypoints.points if extra.keypoints else points
+
+
+def _places_of(annotation: Annotation) -> tuple[float, ...]:
+    """Return the edges of each object, and the mean of the numbers of its points."""
+    found: list[float] = []
+    for box in annotation.boxes:
+        points = unpack(_points_of(box.extra)) if box.extra else ()
+        found += (round(float(edge), 3) for edge in (*box[1:5], sum(points) / max(len(points), 1)))
+    return tuple(found)
+
+
+def _slack(annotation: Annotation) -> float:
+    """Return how many pixels a number may differ that a format has rounded: two decimals of CVAT, six of YOLO."""
+    return _MOVED_PX + 2 * SLACK_RELATIVE * max(annotation.width, annotation.height)
+
+
 # --- how it is stored -----------------------------------------------------------------------------------------------
 
 
 def _text(draft: Draft) -> str:
     head = {"version": _VERSION, "path": draft.path, "author": draft.author, "done": draft.done}
     head |= {"saved_at": draft.saved_at, "base": draft.base, "says": draft.says}
-    return f"{json.dumps(head)}\n{json.dumps({'objects': draft.objects, 'labels': draft.labels})}"
+    body = {field: getattr(draft, field) for field in _BODY}
+    return f"{json.dumps(head)}\n{json.dumps(body)}"
 
 
 def _head(dataset: str, text: str) -> dict[str, Any]:
@@ -377,8 +438,8 @@ def _parse(dataset: str, text: str) -> Draft:
         body = parse_object(text.partition("\n")[2])
         objects = tuple(MarkedObject(*each) for each in body["objects"])
         labels = None if body["labels"] is None else tuple(body["labels"])
-        about = head["done"], head["saved_at"], head["base"], head["says"]
-        return Draft(dataset, head["path"], head["author"], objects, labels, *about)
+        about = head["path"], head["author"], objects, labels, head["done"], head["saved_at"]
+        return Draft(dataset, *about, head["base"], head["says"], tuple(body["places"]), tuple(body["predictions"]))
     except (ValueError, KeyError, TypeError) as exc:
         raise CatalogError(f"a draft of {dataset} in the catalog cannot be understood: {exc}") from exc
 

@@ -71,6 +71,13 @@ def row_of(path: str, *boxes: Box, source: str = "a.xml") -> Row:
     return Row(Annotation(path, 100, 80, boxes, (), source), path)
 
 
+def with_box(place: int, **fields: object) -> Annotation:
+    assert ROW.annotation is not None
+    boxes = list(ROW.annotation.boxes)
+    boxes[place] = boxes[place]._replace(**fields)  # type: ignore[arg-type]
+    return ROW.annotation._replace(boxes=tuple(boxes))
+
+
 def save(
     catalog: Catalog,
     *marks: MarkedObject,
@@ -215,13 +222,21 @@ def test_a_draft_is_stale_once_another_version_says_something_else_of_its_image(
     assert annotation is not None
     moved_lines = annotation._replace(boxes=tuple(box._replace(line=box.line + 3) for box in annotation.boxes))
     assert not api.is_stale(Row(moved_lines._replace(source="b.xml"), "a.jpg"), draft)
+    for rounded in (
+        with_box(0, x1=1.000049, y2=39.996),
+        with_box(1, extra=Extra(outline=Polygon(pack([10.004, 10, 30, 10, 20, 29.999])))),
+    ):
+        assert not api.is_stale(Row(rounded, "a.jpg"), draft)
     newer = a_record("cells", 2)
     assert save(local, NEW_MARK, rev=draft.rev, record=newer).base == RECORD.id
     for other in (
         annotation._replace(labels=()),
         annotation._replace(boxes=annotation.boxes[1:]),
-        annotation._replace(boxes=(CAT._replace(x1=1.5), *annotation.boxes[1:])),
+        with_box(0, x1=1.5),
         annotation._replace(width=101),
+        with_box(1, extra=OUTLINE._replace(outline=Polygon(pack([10, 10, 30, 10, 21, 30])))),
+        with_box(2, extra=POSE._replace(keypoints=Keypoints(pack([41, 41]), b"\1"))),
+        with_box(3, extra=None),
     ):
         row = Row(other, "a.jpg")
         assert api.is_stale(row, draft)
