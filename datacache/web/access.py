@@ -1,37 +1,60 @@
-"""Let in whoever has the link of this run or comes through a proxy that names the user, and nobody else.
+"""Let in whoever has a link of this run or comes through a proxy that names the user, and nobody else.
 
 `Guard` stands before all pages. In its order it asks: is the `Host` one of ours (DNS rebinding)? Is the path plain?
-Does the browser say that another site asks? Who is it: a user that the proxy's header names, the owner of a signed
-cookie, or the one visitor that a link's token is good for? May this be written, and does the page's own CSRF token come
-along? What is refused is logged, without the query, which may hold a token. Every answer has a strict policy for what
-it may load.
+Does the browser say that another site asks? Who is it: the user that the proxy's header names, or, where no proxy names
+users, the owner of a signed cookie or the one visitor that a link's token is good for? May this be written, and does
+the page's own CSRF token come along? What is refused is logged, without the query, which may hold a token. Every answer
+has a strict policy for what it may load. Beside the guard stands `/healthz`, for probes: it tells nothing.
 
-Cookies are signed with a key of this process: after a restart the new link is needed. The token is in no log of ours
-and good once; for the next visitor there is a new one. One event loop; `OneTimeLinks` may be used by any thread.
+Cookies are signed with a key of the home (`read_key`), so that visits outlast a restart. A token is in no log of ours
+and good once. One event loop; `OneTimeLinks` may be used by any thread.
 """
 
 from __future__ import annotations
 
 import hmac
 import logging
+import os
 import secrets
+import stat
+import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+import unicodedata
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Callable, Collection
 from hashlib import sha256
-from http.cookies import CookieError, SimpleCookie
-from typing import Any, Final, NamedTuple
-from urllib.parse import parse_qsl, urlencode
+from html import escape
+from pathlib import Path
+from typing import Final, NamedTuple
+from urllib.parse import parse_qsl, quote, urlencode
 
+from anyio import fail_after
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from datacache.core.disk import sync_folder, write_all
+from datacache.core.errors import UsageError
+
 _log = logging.getLogger(__name__)
 LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "::1"})
 LEAVE: Final = "/leave"
-"""Ends a visit, and writes nothing: allowed where all else that writes is not."""
+NAME: Final = "/name"
+INVITE: Final = "/invite"
+HEALTH: Final = "/healthz"
+_WRITE_NOTHING: Final = (LEAVE, NAME, INVITE)
+"""They end a visit, name the visitor, and make a link: allowed where all else that is posted is not."""
+MOST_NAME: Final = 40
+_MOST_USER: Final = 200
 _COOKIE_S: Final = 7 * 86400
+_INVITATION_S: Final = 3600
+_INVITATIONS: Final = 20
+_KEY_FILE: Final = "ui.key"
+_KEY_BYTES: Final = 32
 _BODY_BYTES: Final = 2**20
+_BODY_S: Final = 30.0
+_LOGGED: Final = 200
+"""Characters of a path that was refused."""
 _POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
@@ -50,42 +73,145 @@ class Visitor(NamedTuple):
     """Whoever a request comes from, in the request's scope as `visitor`."""
 
     user: str
-    """As the proxy names it; '' where a cookie says only that it is one who had the link."""
+    """As the proxy names it, or as the visitor does who came with a link; '' for one who has not said it yet."""
     csrf: str
     """The token that forms and htmx send along."""
+    visit: str = ""
+    """What the cookie of a visitor says who came with a link; '' behind a proxy."""
 
 
 class OneTimeLinks:
-    """The token in the link, good for one visitor, and what is signed with this run's key."""
+    """Tokens in links, each good for one visitor, and what is signed: cookies of visits and tokens of forms."""
 
-    def __init__(self, announce: Callable[[str], None] = lambda _token: None) -> None:
-        """`announce` is told the token that is good from then on, each time the one before was used."""
-        self._key = secrets.token_bytes(32)
+    def __init__(
+        self, announce: Callable[[str], None] = lambda _token: None, *, key: bytes | None = None, site: str = ""
+    ) -> None:
+        """`announce` is told the token that is good from then on, each time the one before was used. Without a `key`
+        visits end with the process. `site` tells pages apart that have a key in common: what one signs is not good for
+        another."""
+        self._key = key or secrets.token_bytes(_KEY_BYTES)
+        self._site = site
         self._announce = announce
+        self._lock = threading.Lock()  # guards token and _invitations
+        self._invitations: dict[str, float] = {}
         self.token = secrets.token_urlsafe(32)
 
     def use(self, token: str) -> bool:
-        """Tell whether this is the token; it is good no more."""
-        if not hmac.compare_digest(token.encode("utf-8", "replace"), self.token.encode()):
-            return False
-        self.token = secrets.token_urlsafe(32)
+        """Tell whether this is a token that is good; it is good no more."""
+        with self._lock:
+            self._forget_old_locked()
+            invited = [each for each in self._invitations if _same(token, each)]
+            for each in invited:
+                del self._invitations[each]
+            if not _same(token, self.token):
+                return bool(invited)
+            self.token = secrets.token_urlsafe(32)
         self._announce(self.token)
         return True
 
-    def cookie(self) -> str:
-        """Return a value that `visit` knows again."""
-        visit = f"{secrets.token_hex(16)}.{int(time.time()) + _COOKIE_S}"
-        return f"{visit}.{self.sign('cookie', visit)}"
+    def invite(self) -> str:
+        """Return a token for somebody else, good for an hour. `UsageError` where there are too many."""
+        with self._lock:
+            self._forget_old_locked()
+            if len(self._invitations) >= _INVITATIONS:
+                raise UsageError(
+                    f"there are {_INVITATIONS} links that nobody has used yet", hint="Each is good for an hour."
+                )
+            token = secrets.token_urlsafe(32)
+            self._invitations[token] = time.monotonic() + _INVITATION_S
+            return token
 
-    def visit(self, cookie: str) -> str | None:
-        """Return the visit that a cookie is of; None for one that is forged or too old."""
-        visit, _, signature = cookie.rpartition(".")
-        signed = hmac.compare_digest(signature.encode("utf-8", "replace"), self.sign("cookie", visit).encode())
-        return visit if signed and int(visit.partition(".")[2]) > time.time() else None
+    def _forget_old_locked(self) -> None:
+        now = time.monotonic()
+        self._invitations = {token: until for token, until in self._invitations.items() if until > now}
+
+    def cookie(self, visit: str = "", name: str = "") -> str:
+        """Return a value that `visitor` knows again: of a new visit, or of one whose visitor has said a name."""
+        visit = visit or f"{secrets.token_hex(16)}.{int(time.time()) + _COOKIE_S}"
+        value = f"{visit}.{urlsafe_b64encode(name.encode()).decode().rstrip('=')}"
+        return f"{value}.{self.sign('cookie', value)}"
+
+    def visitor(self, cookie: str) -> Visitor | None:
+        """Return the visitor that has a cookie; None for one that is forged, too old, or of another page."""
+        value, _, signature = cookie.rpartition(".")
+        if not _same(signature, self.sign("cookie", value)):
+            return None
+        visit, _, name = value.rpartition(".")
+        if int(visit.rpartition(".")[2]) <= time.time():
+            return None
+        user = urlsafe_b64decode(name + "=" * (-len(name) % 4)).decode()
+        return Visitor(user, self.sign("csrf", f"visit {visit}"), visit)
 
     def sign(self, purpose: str, text: str) -> str:
         """Return a signature of a text."""
-        return hmac.new(self._key, f"{purpose}\0{text}".encode("utf-8", "replace"), sha256).hexdigest()
+        signed = f"{self._site}\0{purpose}\0{text}"
+        return hmac.new(self._key, signed.encode("utf-8", "surrogatepass"), sha256).hexdigest()
+
+
+def read_key(home: Path) -> bytes:
+    """Return the key that signs visits of this home's pages; made where there is none. `UsageError` for a file that
+    others can read, or that is no key: whoever knows it can come in."""
+    file = home / _KEY_FILE
+    try:
+        fd = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except FileNotFoundError:
+        _make_key(file)
+        return read_key(home)
+    except OSError as exc:
+        raise UsageError(f"{file}, which signs visits, cannot be read: {exc.strerror}", hint=_NEW_KEY) from exc
+    try:
+        found, key = os.fstat(fd), b""
+        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+            raise UsageError(f"{file}, which signs visits, is not a file of this user's alone", hint=_NEW_KEY)
+        key = os.read(fd, _KEY_BYTES + 1)
+    finally:
+        os.close(fd)
+    if len(key) != _KEY_BYTES:
+        raise UsageError(f"{file}, which signs visits, is no key of {_KEY_BYTES} bytes", hint=_NEW_KEY)
+    return key
+
+
+_NEW_KEY: Final = "Remove it: a new one is made, and visitors need a new link."
+
+
+def _make_key(file: Path) -> None:
+    """Put a new key into its place, whole; that of another process, which was faster, stays."""
+    beside = file.with_name(f"{file.name}.{secrets.token_hex(8)}")
+    try:
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            write_all(fd, secrets.token_bytes(_KEY_BYTES), 0)
+            os.fsync(fd)
+            os.link(beside, file)
+        except FileExistsError:
+            pass
+        finally:
+            os.close(fd)
+            beside.unlink()
+        sync_folder(file.parent)
+    except OSError as exc:
+        hint = "Set DATACACHE_HOME to a folder of your own."
+        raise UsageError(f"{file}, which signs visits, cannot be made: {exc.strerror}", hint=hint) from exc
+
+
+def name_of(text: str) -> str:
+    """Return the name that a visitor has said. `UsageError` for one that is empty, too long or cannot be shown."""
+    name = unicodedata.normalize("NFC", " ".join(text.split()))
+    if not 0 < len(name) <= MOST_NAME or not name.isprintable():
+        raise UsageError(f"a name has 1 to {MOST_NAME} characters, all of which can be seen")
+    return name
+
+
+def set_visit(answer: Response, cookie: str, value: str, *, secure: bool) -> None:
+    """Have the browser keep a visit."""
+    answer.set_cookie(cookie, value, max_age=_COOKIE_S, httponly=True, samesite="strict", secure=secure)
+
+
+def local(address: str) -> str:
+    """Return an address to which the browser may be sent: one of this page, else the first page."""
+    is_path = address.startswith("/") and not address.startswith("//") and "\\" not in address
+    return address if is_path and address.isascii() and address.isprintable() else "/"
 
 
 class Refused(Exception):  # noqa: N818 - an answer, not an error
@@ -94,6 +220,10 @@ class Refused(Exception):  # noqa: N818 - an answer, not an error
     def __init__(self, reason: str, status: int = 403) -> None:
         super().__init__(reason)
         self.status = status
+
+
+_NO_LINK: Final = "open the link that dsctl ui has printed"
+_ALIVE: Final = PlainTextResponse("alive\n")
 
 
 class Guard:
@@ -137,10 +267,10 @@ class Guard:
             await send(message)
 
         try:
-            answer, receive = await self._check(scope, receive)
+            answer, receive = (_ALIVE, receive) if scope["path"] == HEALTH else await self._check(scope, receive)
         except Refused as refused:
             client = (scope.get("client") or ("?",))[0]
-            _log.warning("refused: %s (%s %r from %s)", refused, scope["method"], scope["path"], client)
+            _log.warning("refused: %s (%s %r from %s)", refused, scope["method"], scope["path"][:_LOGGED], client)
             answer = PlainTextResponse(f"Refused: {refused}.\n", refused.status)
         await (answer or self._app)(scope, receive, with_headers)
 
@@ -149,20 +279,24 @@ class Guard:
         headers = Headers(scope=scope)
         host = self._host(headers)
         path = scope["path"]
-        if "\0" in path or "\\" in path or any(part in (".", "..") for part in path.split("/")):
+        if headers.get("x-forwarded-proto") == "https":  # a proxy speaks TLS: cookies and forms are of https then
+            scope["scheme"] = "https"
+        parts = path.split("/")
+        if parts[0] or "\0" in path or "\\" in path or "." in parts or ".." in parts:
             raise Refused("the path leads outside", 400)
         writes = scope["method"] not in ("GET", "HEAD")
         _check_site(headers, f"{scope['scheme']}://{host}", writes=writes)
         visitor = self._visitor(headers)
         asked = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
         token = next((value for name, value in asked if name == "token"), None)
-        if token is not None and not writes:
+        if token is not None and scope["method"] == "GET" and not self._user_header:
             if visitor is None and not self._links.use(token):
                 raise Refused("the link was used before, or is of an earlier run; a new one was printed", 401)
             rest = urlencode([pair for pair in asked if pair[0] != "token"])
             return self._welcome(path, rest, new=visitor is None, secure=scope["scheme"] == "https"), receive
         if visitor is None:
-            raise Refused("open the link that dsctl ui has printed", 401)
+            who = f"the proxy has to say who asks, in {self._user_header}" if self._user_header else _NO_LINK
+            raise Refused(who, 401)
         scope["visitor"] = visitor
         if writes:
             receive = await self._check_write(scope, headers, visitor, receive)
@@ -180,43 +314,45 @@ class Guard:
         if self._user_header:
             named = headers.getlist(self._user_header)
             if len(named) > 1:
-                raise Refused(f"several headers {self._user_header} name the user")
-            if named and named[0].strip():
-                user = named[0].strip()
-                return Visitor(user, self._links.sign("csrf", f"user {user}"))
-        try:
-            cookies: Mapping[str, Any] = SimpleCookie(headers.get("cookie", ""))
-        except CookieError:
-            return None
-        visit = self._links.visit(cookies[self._cookie].value) if self._cookie in cookies else None
-        return None if visit is None else Visitor("", self._links.sign("csrf", visit))
+                raise Refused(f"several headers {self._user_header} name the user", 400)
+            user = _utf8(named[0].strip()) if named else ""
+            if len(user) > _MOST_USER or not user.isprintable():
+                raise Refused(f"what {self._user_header} names is no user", 400)
+            return Visitor(user, self._links.sign("csrf", f"user {user}")) if user else None
+        # Not SimpleCookie, for which a strange cookie of another page of this machine is the end of all.
+        parts = [part.strip().partition("=") for line in headers.getlist("cookie") for part in line.split(";")]
+        sent = {value for name, _, value in parts if name == self._cookie}
+        known = {visitor for value in sent if (visitor := self._links.visitor(value)) is not None}
+        if len(known) > 1:  # pages of other ports can set cookies for this one: nobody may be made to act as another
+            raise Refused("two visits come with one request; remove the cookies of this page", 400)
+        return next(iter(known), None)
 
     def _welcome(self, path: str, query: str, *, new: bool, secure: bool) -> Response:
         """Have the browser ask again without the token: a redirect would come without the strict cookie where another
         site or program had the link."""
-        from html import escape
-
-        target = escape("/" + path.lstrip("/") + (f"?{query}" if query else ""))
+        target = escape(quote("/" + path.lstrip("/"), safe="/@") + (f"?{query}" if query else ""))
         answer = HTMLResponse(
             f'<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="0;url={target}">'
             f'<title>datacache</title><a href="{target}">Go on</a>'
         )
         if new:
-            answer.set_cookie(
-                self._cookie, self._links.cookie(), max_age=_COOKIE_S, httponly=True, samesite="strict", secure=secure
-            )
+            set_visit(answer, self._cookie, self._links.cookie(), secure=secure)
         return answer
 
     async def _check_write(self, scope: Scope, headers: Headers, visitor: Visitor, receive: Receive) -> Receive:
         if scope["method"] != "POST":
             raise Refused(f"nothing answers {scope['method']}", 405)
-        if self._read_only and scope["path"] != LEAVE:
+        if self._read_only and scope["path"] not in _WRITE_NOTHING:
             raise Refused("this page is for reading only")
-        body = await _read(receive)
+        try:
+            with fail_after(_BODY_S):
+                body = await _read(receive)
+        except TimeoutError as exc:
+            raise Refused("the form takes too long to come", 408) from exc
         given = headers.get("x-csrf-token")
         if given is None and headers.get("content-type", "").startswith("application/x-www-form-urlencoded"):
             given = dict(parse_qsl(body.decode("utf-8", "replace"))).get("csrf")
-        if given is None or not hmac.compare_digest(given.encode("utf-8", "replace"), visitor.csrf.encode()):
+        if given is None or not _same(given, visitor.csrf):
             raise Refused("the form is of an earlier visit; load the page again")
         sent = iter([{"type": "http.request", "body": body, "more_body": False}])
 
@@ -238,11 +374,25 @@ def _check_site(headers: Headers, own: str, *, writes: bool) -> None:
 
 
 async def _read(receive: Receive) -> bytes:
-    body = b""
+    body = bytearray()
     while True:
         message: Message = await receive()
-        body += bytes(message.get("body", b""))
+        if message["type"] == "http.disconnect":
+            raise Refused("the form has not come as a whole", 400)
+        body += message.get("body", b"")
         if len(body) > _BODY_BYTES:
             raise Refused("the form is too large", 413)
         if not message.get("more_body"):
-            return body
+            return bytes(body)
+
+
+def _same(given: str, known: str) -> bool:
+    return hmac.compare_digest(given.encode("utf-8", "replace"), known.encode())
+
+
+def _utf8(header: str) -> str:
+    """Return a header's text, which is UTF-8; the framework takes bytes for Latin-1."""
+    try:
+        return header.encode("latin-1").decode()
+    except UnicodeDecodeError as exc:
+        raise Refused("the user's name is not UTF-8", 400) from exc

@@ -11,7 +11,7 @@ from typing import Any, Final
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
 from datacache.core.errors import (
@@ -22,14 +22,14 @@ from datacache.core.errors import (
     UsageError,
 )
 from datacache.settings import Settings
-from datacache.web.access import LEAVE, LOOPBACK, Guard, OneTimeLinks
+from datacache.web.access import LOOPBACK, Guard, OneTimeLinks
 from datacache.web.opened import Opening
-from datacache.web.pages import datasets, images, jobs
+from datacache.web.pages import datasets, images, jobs, visitors
 from datacache.web.rendering import render
 from datacache.web.site import Site
 
 _log = logging.getLogger(__name__)
-_PAGES: Final = (datasets, images, jobs)
+_PAGES: Final = (datasets, images, jobs, visitors)
 _STATIC: Final = {
     "style.css": "text/css",
     "icon.svg": "image/svg+xml",
@@ -55,12 +55,7 @@ def make_app(
     read_only: bool = False,
 ) -> Guard:
     """Return the ASGI application. What it opens is closed when the server ends its lifespan."""
-    site = Site(settings)
-
-    def leave(_request: Request) -> Response:
-        answer = RedirectResponse("/", 303)
-        answer.delete_cookie(cookie, httponly=True, samesite="strict")
-        return answer
+    site = Site(settings, links, cookie)
 
     @asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
@@ -68,7 +63,7 @@ def make_app(
         site.close()
 
     routes = [route for page in _PAGES for route in page.routes(site)]
-    routes += [Route("/static/{name}", _static), Route("/favicon.ico", _icon), Route(LEAVE, leave, methods=["POST"])]
+    routes += [Route("/static/{name}", _static), Route("/favicon.ico", _icon)]
     handlers: dict[Any, Any] = {DatacacheError: _failed, Opening: _opening, HTTPException: _http_error}
     app = Starlette(routes=routes, exception_handlers=handlers, lifespan=lifespan)
     return Guard(app, links=links, hosts=hosts, cookie=cookie, user_header=settings.ui_user_header, read_only=read_only)

@@ -19,7 +19,7 @@ from starlette.responses import HTMLResponse
 from datacache import api
 from datacache.core.html import visible
 from datacache.settings import format_bytes
-from datacache.web.access import LEAVE
+from datacache.web.access import INVITE, LEAVE, MOST_NAME, NAME
 from datacache.web.addresses import address
 
 
@@ -46,7 +46,13 @@ def _environment() -> Environment:
         "pretty": lambda value: json.dumps(value, ensure_ascii=False, sort_keys=True),
         "colour": api.hex_colour,
     }
-    environment.globals |= {"address": address, "leave": LEAVE}
+    environment.globals |= {
+        "address": address,
+        "leave": LEAVE,
+        "name_page": NAME,
+        "invite_page": INVITE,
+        "most_name": MOST_NAME,
+    }
     return environment
 
 

@@ -9,7 +9,7 @@ import uvicorn
 
 from datacache.core.errors import UsageError
 from datacache.settings import Settings
-from datacache.web.access import LOOPBACK, OneTimeLinks
+from datacache.web.access import LOOPBACK, OneTimeLinks, read_key
 from datacache.web.app import make_app
 
 _EVERY_ADDRESS = frozenset({"0.0.0.0", "::", ""})
@@ -38,16 +38,15 @@ def serve(
         port = listening.getsockname()[1]
 
         def tell(token: str) -> None:
-            announce(f"http://{f'[{name}]' if ':' in name else name}:{port}/?token={token}")
+            query = "" if settings.ui_user_header else f"?token={token}"
+            announce(f"http://{f'[{name}]' if ':' in name else name}:{port}/{query}")
 
-        links = OneTimeLinks(tell)
-        app = make_app(
-            settings,
-            links,
-            hosts={*LOOPBACK, *settings.ui_hosts, host},
-            cookie=f"datacache_ui_{port}",
-            read_only=read_only,
-        )
+        cookie = f"datacache_ui_{port}"
+        # A visit is good for as much as it was made for: not for what a page of other options shows or writes.
+        site = f"{cookie} {settings.ui_namespace} {'reading' if read_only else 'writing'}"
+        links = OneTimeLinks(tell, key=read_key(settings.home), site=site)
+        hosts = {*LOOPBACK, *settings.ui_hosts, host}
+        app = make_app(settings, links, hosts=hosts, cookie=cookie, read_only=read_only)
         tell(links.token)
         config = uvicorn.Config(
             app,

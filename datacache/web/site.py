@@ -19,6 +19,7 @@ from datacache import api
 from datacache.core.cores import cores
 from datacache.core.errors import PathNotFoundError, SnapshotNotFoundError, UsageError
 from datacache.settings import Settings
+from datacache.web.access import OneTimeLinks
 from datacache.web.addresses import asked_of
 from datacache.web.images import Thumbnails
 from datacache.web.jobs import Jobs
@@ -30,8 +31,10 @@ _MOST_FORM_FIELDS: Final = 20_000
 class Site:
     """One server's. Close it."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, links: OneTimeLinks, cookie: str) -> None:
+        """`cookie` is the name of the one that visitors have who came with a link."""
         self.settings = settings
+        self.links, self.cookie = links, cookie
         self.catalog = api.open_catalog(settings)
         self.opened = OpenSnapshots(settings)
         self.thumbnails = Thumbnails()

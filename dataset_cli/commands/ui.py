@@ -27,7 +27,7 @@ def ui(app: App, /, *, host: str, port: int, read_only: bool, no_browser: bool) 
 
     Prints a link that lets one visitor in, and a new one each time it was used. It goes on until Ctrl-C. Beyond this
     machine, DATACACHE_UI_HOSTS says by which names browsers come, and DATACACHE_UI_USER_HEADER which header of a proxy
-    names the user.
+    names the user: then there is no link.
     """
     if any(find_spec(name) is None for name in _NEEDS):
         raise UsageError("the page needs more packages", hint="Install them: pip install 'dsctl[ui]'")

@@ -1,16 +1,22 @@
-"""Nobody is let in but who has the link of this run or comes through the proxy; what is refused is logged."""
+"""Nobody is let in but who has a link of this run or comes through the proxy; what is refused is logged."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import re
 import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 
-from datacache.web.access import Guard, OneTimeLinks
+from datacache.core.errors import UsageError
+from datacache.web import access
+from datacache.web.access import Guard, OneTimeLinks, read_key
 from tests.web.client import OWN, Client
 
 
@@ -55,10 +61,12 @@ def test_a_cookie_that_is_forged_or_of_another_run_or_too_old_is_none(monkeypatc
     links = OneTimeLinks()
     client = visitor(links)
     [(name, value)] = client.cookies.items()
-    visit, expires, signature = value.split(".")
+    visit, expires, user, signature = value.split(".")
     wrong = [
-        f"{visit}.{int(expires) + 1}.{signature}",
-        f"{visit}.{expires}.",
+        f"{visit}.{int(expires) + 1}.{user}.{signature}",
+        f"{visit}.{expires}.YW5uYQ.{signature}",
+        f"{visit}.{expires}.{user}.",
+        f"{visit}.{expires}.{user}.{links.sign('csrf', f'{visit}.{expires}.{user}')}",
         "",
         "..",
         "a.b.c",
@@ -148,6 +156,132 @@ def test_a_proxy_names_the_user_who_needs_no_link() -> None:
     assert client.post("/x", x_csrf_token=token, x_forwarded_user="anna").status == 200
     assert client.post("/x", x_csrf_token=token, x_forwarded_user="bob").status == 403
     assert Client(Guard(page, links=links)).get("/", x_forwarded_user="anna").status == 401
+
+
+def test_a_proxy_alone_lets_in_where_one_names_users() -> None:
+    links = OneTimeLinks()
+    client = Client(Guard(page, links=links, user_header="X-Forwarded-User"))
+    assert client.get(f"/?token={links.token}").status == 401
+    assert client.get("/", cookie=f"datacache_ui={links.cookie()}").status == 401
+    assert Client(client.app, x_forwarded_user="anna").get("/").status == 401  # not X-Forwarded-User
+
+
+@pytest.mark.parametrize(
+    "user", ["a\x0bb", "a\nb", "a\x7f", "\xff", "x" * 10_000, "a\u202eb".encode().decode("latin-1")]
+)
+def test_a_user_that_cannot_be_shown_is_none(user: str) -> None:
+    client = Client(Guard(page, links=OneTimeLinks(), user_header="X-Forwarded-User"))
+    assert client.get("/", x_forwarded_user=user).status == 400
+    assert client.get("/", x_forwarded_user="Jürgen".encode().decode("latin-1")).text.startswith("Jürgen|")
+
+
+def test_pages_of_a_proxy_with_tls_take_its_forms_and_have_secure_cookies() -> None:
+    links = OneTimeLinks()
+    client = Client(Guard(page, links=links), **{"x-forwarded-proto": "https"})
+    assert "Secure" in client.get(f"/?token={links.token}").header("set-cookie")
+    assert client.post("/x", origin=f"https://{OWN}", x_csrf_token=csrf_of(client)).status == 200
+    assert client.post("/x", origin=f"http://{OWN}", x_csrf_token=csrf_of(client)).status == 403
+
+
+def test_visits_outlast_the_server_and_are_good_for_the_page_they_were_made_for(tmp_path: Path) -> None:
+    key = read_key(tmp_path / "home")
+    client = visitor(OneTimeLinks(key=key, site="8765 writing"))
+    csrf = csrf_of(client)
+    client.app = Guard(page, links=OneTimeLinks(key=read_key(tmp_path / "home"), site="8765 writing"))
+    assert csrf_of(client) == csrf
+    client.app = Guard(page, links=OneTimeLinks(key=key, site="8765 reading"))
+    assert client.get("/").status == 401
+
+
+def test_the_key_is_of_one_user_alone_and_made_once_by_several_at_a_time(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(8) as threads:
+        keys = set(threads.map(read_key, [tmp_path] * 8))
+    assert len(keys) == 1
+    file = tmp_path / "ui.key"
+    assert list(tmp_path.iterdir()) == [file]
+    assert file.stat().st_mode & 0o777 == 0o600
+    file.chmod(0o640)
+    with pytest.raises(UsageError, match=r"ui\.key.*this user's alone"):
+        read_key(tmp_path)
+    file.chmod(0o600)
+    file.write_bytes(b"short")
+    with pytest.raises(UsageError, match="no key of 32 bytes"):
+        read_key(tmp_path)
+    file.rename(tmp_path / "elsewhere")
+    file.symlink_to("elsewhere")
+    with pytest.raises(UsageError, match="cannot be read") as caught:
+        read_key(tmp_path)
+    assert "Remove it" in caught.value.hint
+
+
+def test_a_visit_is_found_among_strange_cookies_and_two_visits_are_none() -> None:
+    links = OneTimeLinks()
+    client = visitor(links)
+    [(name, value)] = client.cookies.items()
+    cookies = f'_xsrf={{"a": [1,;b]}}; {name}=forged; {name}={value}; {name}={value}'
+    assert client.get("/", cookie=cookies).status == 200
+    assert client.get("/", cookie=f"{name}={value}; {name}={links.cookie()}").status == 400
+
+
+def test_links_for_others_are_good_once_and_for_an_hour_twenty_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    announced: list[str] = []
+    links = OneTimeLinks(announced.append)
+    tokens = [links.invite() for _ in range(20)]
+    with pytest.raises(UsageError, match="20 links"):
+        links.invite()
+    client = Client(Guard(page, links=links))
+    assert client.get(f"/?token={tokens[0]}").status == 200
+    assert Client(client.app).get(f"/?token={tokens[0]}").status == 401
+    tokens.append(links.invite())
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now + 3601)
+    assert Client(client.app).get(f"/?token={tokens[-1]}").status == 401
+    assert Client(client.app).get(f"/?token={links.token}").status == 200
+    assert len(announced) == 1
+
+
+@pytest.mark.parametrize("path", ["////evil.example", "/%09/evil.example", "/%0a/evil.example/", "/a%3Fb%22c"])
+def test_the_link_leads_to_no_other_site(path: str) -> None:
+    links = OneTimeLinks()
+    target = re.findall('href="([^"]*)"', Client(Guard(page, links=links)).get(f"{path}?token={links.token}").text)[0]
+    assert target.startswith("/")
+    assert not re.match(r"/[\s/\\]", target)
+    assert "%3Fb%22c" in target or "evil" in target
+
+
+def test_probes_get_an_answer_that_tells_nothing() -> None:
+    answer = Client(Guard(page, links=OneTimeLinks(), user_header="X-User")).get("/healthz", host="10.1.2.3:8765")
+    assert (answer.status, answer.text) == (200, "alive\n")
+
+
+def test_a_form_that_ends_too_early_or_never_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(access, "_BODY_S", 0)
+    client = visitor(OneTimeLinks())
+    head = {"origin": f"http://{OWN}", "x-csrf-token": csrf_of(client)}
+    for after, status in ((["http.disconnect"], 400), ([], 408)):
+        assert ask_slowly(client, head, [b"a=", *after]) == status
+
+
+def ask_slowly(client: Client, head: dict[str, str], pieces: list[Any]) -> int:
+    """Post pieces of a body, and then nothing any more; return the status."""
+    [(name, value)] = client.cookies.items()
+    headers = {"host": OWN, "cookie": f"{name}={value}", **head}
+    scope = {"type": "http", "method": "POST", "scheme": "http", "path": "/x", "query_string": b"", "client": None}
+    scope["headers"] = [(name.encode(), value.encode()) for name, value in headers.items()]
+    sent: list[Any] = []
+    left = iter(pieces)
+
+    async def receive() -> Any:
+        piece = next(left, None)
+        if piece is None:
+            await asyncio.Event().wait()
+        return {"type": piece} if isinstance(piece, str) else {"type": "http.request", "body": piece, "more_body": True}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    asyncio.run(client.app(scope, receive, send))
+    return int(sent[0]["status"])
 
 
 def test_every_answer_has_a_strict_policy_and_refusals_do_not_log_the_token(caplog: pytest.LogCaptureFixture) -> None:
