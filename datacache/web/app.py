@@ -24,12 +24,12 @@ from datacache.core.errors import (
 from datacache.settings import Settings
 from datacache.web.access import LOOPBACK, Guard, OneTimeLinks
 from datacache.web.opened import Opening
-from datacache.web.pages import datasets, images, jobs, visitors
+from datacache.web.pages import datasets, images, jobs, plots, visitors
 from datacache.web.rendering import render
 from datacache.web.site import Site
 
 _log = logging.getLogger(__name__)
-_PAGES: Final = (datasets, images, jobs, visitors)
+_PAGES: Final = (datasets, images, jobs, plots, visitors)
 _STATIC: Final = {
     "style.css": "text/css",
     "icon.svg": "image/svg+xml",

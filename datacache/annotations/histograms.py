@@ -1,0 +1,111 @@
+"""Count the images that a filter means: by number of objects, by size, by the size of their boxes, by class and split.
+
+Each bar has the condition of `query` that finds its images, so that a page can lead there. Counted from the arrays of a
+`Browser`. Used by the web page, through `datacache.api`; any thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+
+from datacache.annotations.browsing import Browser, Matches
+from datacache.annotations.table.ranges import UNUSABLE
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_MOST_VALUES: Final = 16
+"""So many different numbers have a bar each."""
+_WHOLE: Final = ("objects", "width", "height")
+_OBJECTS: Final = (0, 1, 2, 3, 5, 10, 20, 50, 100, 200, 500, 1000)
+_PIXELS: Final = (0, 64, 128, 256, 320, 480, 640, 800, 1024, 1280, 1600, 1920, 2560, 3840, 5120)
+_ASPECTS: Final = (0, 0.25, 0.4, 0.6, 0.7, 0.9, 1.1, 1.4, 1.6, 2, 3, 4)
+"""2:3, 3:4, 1:1, 4:3, 3:2 and 16:9 lie inside of bars, not on their edges."""
+_SIDES: Final = (0, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+_AREAS: Final = (0, 0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
+
+
+class HistogramBar(NamedTuple):
+    """Images whose number is `low`, or with `high` at least that and less than `high`."""
+
+    low: float
+    high: float | None
+    """None for the number itself; infinite for the last bar."""
+    images: int
+    condition: str
+    """It finds these images among those of the filter."""
+
+
+class Histogram(NamedTuple):
+    """The images of a filter by one number. Those that do not have the number, as images without boxes have no smallest
+    one, are in no bar."""
+
+    field: str
+    """Of `query.FIELDS`."""
+    bars: tuple[HistogramBar, ...]
+
+
+_SHOWN: Final[tuple[tuple[str, Sequence[float]], ...]] = (
+    ("objects", _OBJECTS),
+    ("width", _PIXELS),
+    ("height", _PIXELS),
+    ("aspect", _ASPECTS),
+    ("min_side", _SIDES),
+    ("min_area", _AREAS),
+    ("max_area", _AREAS),
+)
+
+
+def image_histograms(browser: Browser, found: Matches) -> list[Histogram]:
+    """Return the histograms of the images that a filter means. Unusable ones have no numbers."""
+    rows = usable(browser, found)
+    return [Histogram(field, tuple(_bars(field, browser.numbers(field)[rows], edges))) for field, edges in _SHOWN]
+
+
+def split_counts(browser: Browser, found: Matches, labels: Sequence[str]) -> dict[str, list[int]]:
+    """Return how many images of each split a filter means, under '', and how many of these have each of `labels`; in
+    the order of the browser's `split_names`, those of no split last."""
+    names, of_rows = browser.splits()
+    mask = np.zeros(browser.table.images, bool)
+    mask[found.rows] = True
+
+    def count(rows: NDArray[Any]) -> list[int]:
+        places = of_rows[rows].astype(np.intp)
+        counted: list[int] = np.bincount(np.where(places < 0, len(names), places), minlength=len(names) + 1).tolist()
+        return counted
+
+    counts = {"": count(found.rows)}
+    for label in labels:
+        rows, _ = browser.columns().of_label(label)
+        counts[label] = count(rows[mask[rows]])
+    return counts
+
+
+def usable(browser: Browser, found: Matches) -> NDArray[Any]:
+    """Return the rows of the usable images among those found."""
+    if browser.table.usable == browser.table.images:
+        return found.rows
+    rows: NDArray[Any] = found.rows[browser.numbers("state")[found.rows] != UNUSABLE]
+    return rows
+
+
+def _bars(field: str, values: NDArray[Any], edges: Sequence[float]) -> Iterator[HistogramBar]:
+    if field in _WHOLE:
+        distinct, counts = np.unique(values, return_counts=True)
+        if len(distinct) <= _MOST_VALUES:
+            for value, count in zip(distinct.tolist(), counts.tolist(), strict=True):
+                yield HistogramBar(value, None, count, f"{field} == {int(value)}")
+            return
+    values = values[~np.isnan(values)]
+    numbers = np.bincount(np.searchsorted(edges[1:], values, side="right"), minlength=len(edges)).tolist()
+    held = [n for n, number in enumerate(numbers) if number]
+    bounds = list(pairwise([*edges, np.inf]))
+    for n in range(held[0], held[-1] + 1) if held else ():
+        low, high = bounds[n]
+        yield HistogramBar(
+            low, high, numbers[n], f"{field} >= {low}" + (f" and {field} < {high}" if high < np.inf else "")
+        )

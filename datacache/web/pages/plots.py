@@ -1,0 +1,122 @@
+"""Plots of the images of a version that a filter means. A bar leads to its images."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from datacache import api
+from datacache.core.errors import UsageError
+from datacache.web import charts
+from datacache.web.addresses import address, asked_of, filter_of, written
+from datacache.web.filter_bar import filter_values
+from datacache.web.opened import Shown
+from datacache.web.rendering import render
+from datacache.web.site import Site
+
+_MOST_CLASSES: Final = 60
+_MOST_SPLIT: Final = 24
+_TITLES: Final = {
+    "objects": "Objects in an image",
+    "width": "Width of images, px",
+    "height": "Height of images, px",
+    "aspect": "Width : height of images",
+    "min_side": "Shortest side of the smallest box, px",
+    "min_area": "Smallest object, part of the image",
+    "max_area": "Largest object, part of the image",
+}
+_WHOLE: Final = ("objects", "width", "height")
+_PARTS: Final = ("min_area", "max_area")
+
+
+def routes(site: Site) -> list[Route]:
+    """Return the pages of plots."""
+    return [site.get("/plots/{ref:path}", plots)]
+
+
+def plots(site: Site, request: Request) -> Response:
+    """Show numbers of images and objects by class, split and size."""
+    record = site.record(request.path_params["ref"])
+    shown = site.opened.get(record)
+    asked = asked_of(request.scope["query_string"])
+    values = filter_values(shown, asked) | {"record": record, "colours": shown.colours, "problem": "", "hint": ""}
+    try:
+        wanted = filter_of(asked)
+        matches = shown.browser.select(wanted)
+    except UsageError as exc:
+        return render(request, "plots.html", status=422, **values | {"problem": exc.message, "hint": exc.hint})
+    narrowed = _narrowing(record.ref, wanted)
+    labels = sorted(matches.labels, key=lambda each: (-each.boxes, -each.images, each.label))
+    held = [each for each in labels if each.images]
+    values |= {
+        "pairs": written(wanted),
+        "total": len(matches.rows),
+        "classes": [(each, narrowed(f"has({each.label!r})")) for each in held[:_MOST_CLASSES]],
+        "more_classes": len(held[_MOST_CLASSES:]),
+        "most": max((each.boxes or each.images for each in held), default=1),
+        "charts": [
+            (_TITLES[each.field], _chart(each, narrowed))
+            for each in api.image_histograms(shown.browser, matches)
+            if each.bars
+        ],
+        "by_split": _by_split(shown, matches, [each.label for each in held[:_MOST_SPLIT]], narrowed),
+    }
+    values["names"] = shown.browser.split_names or ()
+    return render(request, "plots.html", **values)
+
+
+def _narrowing(ref: str, wanted: api.Filter) -> Callable[..., str]:
+    """Return a function that gives the address of the images of a filter that fit a condition, too."""
+    pairs = [(name, value) for name, value in written(wanted) if name != "where"]
+    before = wanted.query.where.strip()
+
+    def narrowed(condition: str, split: str = "") -> str:
+        where = f"({before}) and {condition}" if before and condition else before or condition
+        kept = [(name, value) for name, value in pairs if name != "split"] if split else pairs
+        return address("s", ref, kept, split=split, where=where)
+
+    return narrowed
+
+
+def _by_split(
+    shown: Shown, matches: api.Matches, labels: Sequence[str], narrowed: Callable[..., str]
+) -> list[tuple[str, list[tuple[int, str]]]]:
+    """Return for all images, and for those of each label, the number in each split, and the address of these."""
+    rows = []
+    for label, numbers in api.split_counts(shown.browser, matches, labels).items():
+        condition = f"has({label!r})" if label else ""
+        names = shown.browser.split_names or ()
+        addresses = [*(narrowed(condition, name) for name in names), ""]
+        rows.append((label, list(zip(numbers, addresses, strict=True))))
+    return rows
+
+
+def _chart(found: api.Histogram, narrowed: Callable[..., str]) -> charts.Columns:
+    bars = [
+        charts.Bar(_name(found.field, each), _mark(found.field, each), each.images, narrowed(each.condition))
+        for each in found.bars
+    ]
+    return charts.columns(bars, at_edges=any(each.high is not None for each in found.bars))
+
+
+def _name(field: str, bar: api.HistogramBar) -> str:
+    """Say which numbers a bar has."""
+    if bar.high is None:
+        return f"{bar.low:,.0f}"
+    if bar.high == float("inf"):
+        return f"{_number(field, bar.low)} and more"
+    if field in _WHOLE:
+        return f"{bar.low:,} to {bar.high - 1:,}" if bar.high - bar.low > 1 else f"{bar.low:,}"
+    return f"{_number(field, bar.low)} to less than {_number(field, bar.high)}"
+
+
+def _mark(field: str, bar: api.HistogramBar) -> str:
+    return f"{bar.low:.0f}" if bar.high is None else _number(field, bar.low).replace(",", "")
+
+
+def _number(field: str, number: float) -> str:
+    return f"{100 * number:g} %" if field in _PARTS else f"{number:,g}"
