@@ -24,18 +24,14 @@ from datacache.core.errors import (
 from datacache.settings import Settings
 from datacache.web.access import LOOPBACK, Guard, OneTimeLinks
 from datacache.web.opened import Opening
-from datacache.web.pages import datasets, images, jobs, plots, visitors
+from datacache.web.pages import datasets, images, jobs, marks, plots, visitors
 from datacache.web.rendering import render
 from datacache.web.site import Site
 
 _log = logging.getLogger(__name__)
-_PAGES: Final = (datasets, images, jobs, plots, visitors)
-_STATIC: Final = {
-    "style.css": "text/css",
-    "icon.svg": "image/svg+xml",
-    "page.js": "text/javascript",
-    "htmx.min.js": "text/javascript",
-}
+_PAGES: Final = (datasets, images, jobs, marks, plots, visitors)
+_SCRIPTS: Final = ("page.js", "htmx.min.js", "zoom.js", "save.js", "mark.js")
+_STATIC: Final = {"style.css": "text/css", "icon.svg": "image/svg+xml", **dict.fromkeys(_SCRIPTS, "text/javascript")}
 _STATUS: Final[tuple[tuple[type[DatacacheError], int], ...]] = (
     (SnapshotNotFoundError, 404),
     (PathNotFoundError, 404),
@@ -55,7 +51,7 @@ def make_app(
     read_only: bool = False,
 ) -> Guard:
     """Return the ASGI application. What it opens is closed when the server ends its lifespan."""
-    site = Site(settings, links, cookie)
+    site = Site(settings, links, cookie, read_only=read_only)
 
     @asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
