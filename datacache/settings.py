@@ -121,6 +121,8 @@ class Settings:
     """How a read-write mount's server talks to the kernel: in the kernel's own protocol, or through `pyfuse3`."""
     mount_host: Path | None = None
     """The socket of a process that starts mounts (`python -m fuse_mount --host`); None: the caller does."""
+    progress: bool = True
+    """Show how far long calls are: in a notebook, and on a terminal."""
     access: str = "all"
     """Which namespaces of Kubernetes a data set is open to that has no list of its own: `all` or `none`."""
     ui_hosts: tuple[str, ...] = ()
@@ -414,6 +416,7 @@ _PARSERS: dict[str, Any] = {
     "daemon": _parse_choice("auto", "external"),
     "fuse": _parse_choice("kernel", "pyfuse3"),
     "mount_host": _path,
+    "progress": _parse_bool,
     "access": _parse_choice("all", "none"),
     "ui_hosts": _parse_hosts,
     "ui_user_header": _parse_header,

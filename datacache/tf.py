@@ -20,6 +20,7 @@ from typing import Any, Unpack
 from datacache.annotations.query import Query
 from datacache.api import open_catalog, open_samples
 from datacache.api.options import QueryOptions, make_query, take
+from datacache.api.progress import of_images, shown
 from datacache.conversion.index import Reading
 from datacache.core.errors import UsageError
 from datacache.loaders.selection import select
@@ -110,6 +111,6 @@ def dataset(
     if isinstance(found, Shards):
         return samples_dataset(ShardSource(found, target), options, settings)
     reading = Reading(format=format, trust_sizes=trust_sizes)
-    with closing(open_catalog(settings)) as catalog:
-        selection = select(found, catalog, target=target, query=query, split=split, reading=reading)
+    with closing(open_catalog(settings)) as catalog, shown(settings, None, of_images) as progress:
+        selection = select(found, catalog, target=target, query=query, split=split, reading=reading, progress=progress)
     return samples_dataset(SnapshotSource(found, selection), options, settings)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from datacache.api import open_catalog, open_shards, open_snapshot
 from datacache.api.options import QueryOptions, make_query, take
+from datacache.api.progress import of_images, shown
 from datacache.core.front import front
 from datacache.settings import Settings, load_settings
 
@@ -120,9 +121,10 @@ class SnapshotDataset(SampleDataset, SnapshotSource):
         query, options = make_query(**take(given, QueryOptions)), Options.of("SnapshotDataset", given)
         settings = settings or load_settings()
         snapshot = open_snapshot(ref, settings)
-        with closing(open_catalog(settings)) as catalog:
+        with closing(open_catalog(settings)) as catalog, shown(settings, None, of_images) as progress:
             reading = Reading(format=format, trust_sizes=trust_sizes)
-            selection = select(snapshot, catalog, target=target, query=query, split=split, reading=reading, style=style)
+            how: Any = {"target": target, "query": query, "split": split, "reading": reading, "style": style}
+            selection = select(snapshot, catalog, progress=progress, **how)
         SnapshotSource.__init__(self, snapshot, selection)
         SampleDataset.__init__(self, options, settings)
 

@@ -32,7 +32,7 @@ class App:
     """The state of one run of `dsctl`."""
 
     def __init__(self) -> None:
-        self.out = Output()
+        self.out = Output(bars=lambda: self.settings.progress)
         self.debug = False
 
     @cached_property

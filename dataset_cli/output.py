@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from datacache.core.errors import UsageError
+from datacache.core.progress import Bar, bar
 
 SHOWN = 50
 """Lines of a listing for people, of which `--json` has all."""
@@ -71,24 +72,20 @@ def printable(text: str) -> str:
 
 
 class Progress:
-    """A bar (or, while the total is not known, a count) that is updated in place; without a `bar`, a line for `say` now
-    and then."""
+    """A bar that is updated in place; without a `bar`, a line for `say` now and then."""
 
-    def __init__(self, say: Callable[[str], None], *, bar: Any = None, task: Any = None) -> None:
-        self._say, self._bar, self._task = say, bar, task
-        self._last = 0.0 if bar is not None else time.monotonic()
+    def __init__(self, say: Callable[[str], None], bar: Bar | None = None) -> None:
+        self._say, self._bar = say, bar
+        self._last = time.monotonic()
 
     def update(self, text: str, done: float = 0, total: float | None = None) -> None:
         """Show where things are."""
         now = time.monotonic()
-        if self._bar is None:
-            if now - self._last >= EVERY_S:
-                self._last = now
-                self._say(f"{text} ({done / total:.0%})" if total else text)
-            return
-        if now - self._last >= 0.05 or done == total:
+        if self._bar is not None:
+            self._bar.update(text, done, total)
+        elif now - self._last >= EVERY_S:
             self._last = now
-            self._bar.update(self._task, description=text, completed=done, total=total or None)
+            self._say(f"{text} ({done / total:.0%})" if total else text)
 
 
 class Lines:
@@ -123,10 +120,11 @@ class Lines:
 
 
 class Output:
-    """Prints. `json` is set by `--json`."""
+    """Prints. `json` is set by `--json`; `bars` tells whether bars are drawn on a terminal."""
 
-    def __init__(self) -> None:
+    def __init__(self, bars: Callable[[], bool] = lambda: True) -> None:
         self.json = False
+        self._bars = bars
 
     def result(self, value: Any, text: str = "") -> None:
         """The command's result: `value` with `--json`, otherwise `text`."""
@@ -230,17 +228,8 @@ class Output:
     @contextmanager
     def progress(self, text: str) -> Iterator[Progress]:
         """A progress bar on a terminal; elsewhere a line every `EVERY_S` seconds."""
-        if not sys.stderr.isatty():
-            yield Progress(lambda state: self._progress_line(f"{text}: {state}" if state != text else text))
-            return
-        from rich.console import Console
-        from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-        from rich.progress import Progress as Bar
-
-        text_column = TextColumn("{task.description}", markup=False)
-        columns = (SpinnerColumn(), text_column, BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-        with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
-            yield Progress(lambda _text: None, bar=bar, task=bar.add_task(text, total=None))
+        with bar(text, wanted=self._bars()) as drawn:
+            yield Progress(lambda state: self._progress_line(f"{text}: {state}" if state != text else text), drawn)
 
     def _progress_line(self, text: str) -> None:
         print(json.dumps({"progress": text}) if self.json else printable(text), file=sys.stderr, flush=True)

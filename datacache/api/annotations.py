@@ -23,6 +23,7 @@ from datacache.api.options import (
     make_splits,
     take,
 )
+from datacache.api.progress import of_checks, of_images, of_samples, shown, shows
 from datacache.core.errors import DatacacheError, PathNotFoundError, UsageError
 from datacache.manifest.model import Naming, SnapshotRecord
 from datacache.reader.snapshot import Snapshot
@@ -52,7 +53,7 @@ def open_annotations(
     *,
     processes: int | None = None,
     settings: Settings | None = None,
-    progress: Callable[[str, int, int], None] = lambda _what, _done, _total: None,
+    progress: Callable[[str, int, int], None] | None = None,
     **reading: Unpack[ReadingOptions],
 ) -> Iterator[tuple[Snapshot, Table]]:
     """Open a snapshot and the table of its annotations, which is made the first time it is asked for.
@@ -64,7 +65,9 @@ def open_annotations(
     settings = settings or load_settings()
     how = make_reading(reading)
     with closing(open_catalog(settings)) as catalog, open_snapshot(ref, settings) as snapshot:
-        yield snapshot, Annotations(snapshot, catalog, how).table(processes=processes, progress=progress)
+        with shown(settings, progress, of_images) as tell:
+            table = Annotations(snapshot, catalog, how).table(processes=processes, progress=tell)
+        yield snapshot, table
 
 
 @contextmanager
@@ -73,7 +76,7 @@ def open_browser(
     *,
     processes: int | None = None,
     settings: Settings | None = None,
-    progress: Callable[[str, int, int], None] = lambda _what, _done, _total: None,
+    progress: Callable[[str, int, int], None] | None = None,
 ) -> Iterator[tuple[Snapshot, Browser]]:
     """Open a snapshot and a `Browser` of its images, as `open_annotations` does."""
     from datacache.annotations.browsing import Browser
@@ -82,7 +85,8 @@ def open_browser(
     settings = settings or load_settings()
     with closing(open_catalog(settings)) as catalog, open_snapshot(ref, settings) as snapshot:
         annotations = Annotations(snapshot, catalog, make_reading({}))
-        table = annotations.table(processes=processes, progress=progress)
+        with shown(settings, progress, of_images) as tell:
+            table = annotations.table(processes=processes, progress=tell)
         yield snapshot, Browser(table, annotations.splits)
 
 
@@ -106,6 +110,7 @@ def stats(ref: str, *, settings: Settings | None = None) -> Statistics:
         return collect(table)
 
 
+@shows(of_images)
 def problems(
     ref: str,
     *,
@@ -172,6 +177,7 @@ def picture_of(snapshot: Snapshot, path: str, now: Row | None, before: Row | Non
     return Picture(path, data, annotation, earlier, ", ".join(notes))
 
 
+@shows(of_images)
 def subset(
     ref: str,
     images: Collection[str],
@@ -179,15 +185,21 @@ def subset(
     name: str,
     parameters: Mapping[str, Any] | None = None,
     settings: Settings | None = None,
+    progress: Callable[[str, int, int], None] = lambda _what, _done, _total: None,
     **options: Unpack[SubsetOptions],
 ) -> SnapshotRecord:
     """Make a snapshot of dataset `name` with these images of `ref` (their paths) and their annotations, by reference.
 
     `parameters` say in its lineage how they were chosen. Deterministic. `UsageError` where `images` is empty.
     """
-    return _subset(ref, lambda _snapshot, _table: ("query", parameters or {}, images), name, settings, options)
+
+    def chosen(_snapshot: Snapshot, _table: Table) -> Choice:
+        return "query", parameters or {}, images
+
+    return _subset(ref, chosen, name, settings, options, progress=progress)
 
 
+@shows(of_images)
 def dedupe(
     ref: str,
     *,
@@ -216,6 +228,7 @@ def dedupe(
     return _subset(ref, choose, name, settings, options, processes=processes, progress=progress), found
 
 
+@shows(of_images)
 def sample(
     ref: str,
     n: int,
@@ -277,6 +290,7 @@ def _subset(
         )
 
 
+@shows(of_images)
 def convert(
     ref: str,
     *,
@@ -329,6 +343,7 @@ def convert(
         )
 
 
+@shows(of_images)
 def merge(
     refs: Sequence[str],
     *,
@@ -387,6 +402,7 @@ def merge(
         )
 
 
+@shows(of_images)
 def fix_problems(
     ref: str,
     *,
@@ -417,6 +433,7 @@ def fix_problems(
         return run(catalog, [snapshot], plan, open_objects=lambda: ObjectWriter(catalog, settings), progress=progress)
 
 
+@shows(of_samples)
 def shard(
     ref: str,
     *,
@@ -466,6 +483,7 @@ def shard(
         return Sharded(built, place.url, record)
 
 
+@shows(of_checks)
 def verify_shards(
     url: str,
     *,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Unpack
 
 from datacache.api.opening import open_catalog, open_snapshot
 from datacache.api.options import NamingOptions
+from datacache.api.progress import of_all_files, of_checks, of_files, of_lines, of_words, shown, shows
 from datacache.catalog.refs import check_tag, resolve
 from datacache.core.counters import count
 from datacache.core.errors import SnapshotNotFoundError
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from datacache.store.local.walk import Links
 
 
+@shows(of_files)
 def create_snapshot(
     name: str,
     url: str,
@@ -124,6 +126,7 @@ def _links_warnings(links: Links, store_url: str) -> list[str]:
     return found
 
 
+@shows(of_lines)
 def import_jsonl(
     name: str,
     file: Path | str,
@@ -172,6 +175,7 @@ def import_jsonl(
         return import_lines(catalog, settings, lines, named, options=options, progress=progress, on_failure=on_failure)
 
 
+@shows(of_all_files)
 def import_export(
     name: str,
     path: Path | str,
@@ -299,9 +303,11 @@ def verify_snapshot(
         manifest = Manifest.open(resolve(catalog, ref).id, catalog.get_blobs)
         with closing(stores_with_packs(own_md5, catalog.get_blobs)) as stores:
             threads = min(THREADS, settings.concurrency)
-            yield from verify(manifest, stores, read=read, threads=threads, progress=progress, unchecked=unchecked)
+            with shown(settings, progress, of_checks) as tell:
+                yield from verify(manifest, stores, read=read, threads=threads, progress=tell, unchecked=unchecked)
 
 
+@shows(of_files)
 def export_snapshot(
     ref: str,
     directory: Path | str,
@@ -362,6 +368,7 @@ def set_dataset_access(
         return before, now
 
 
+@shows(of_words)
 def collect_garbage(
     *,
     grace_s: float | None = None,

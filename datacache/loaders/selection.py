@@ -155,6 +155,7 @@ def select(
     split: str = "",
     reading: Reading | None = None,
     style: str | None = None,
+    progress: Callable[[str, int, int], None] = lambda _what, _done, _total: None,
 ) -> Selection:
     """Return the samples that are meant. Raise `UsageError` where there are none, and for a target or a style that
     there is not.
@@ -171,7 +172,7 @@ def select(
         target = "path"
     if not asked and target not in ("auto", "detection", "classification", *SHAPE_KINDS):
         return _of_files(snapshot, target)
-    table = annotations.table()
+    table = annotations.table(progress=progress)
     target, targets = _possible(snapshot, table, target)
     if style is not None and target is not None and isinstance(targets, BoxColumns):
         targets = StyledColumns(targets, style, target)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from importlib.util import find_spec
 
 import click
@@ -44,4 +45,6 @@ def ui(app: App, /, *, host: str, port: int, read_only: bool, no_browser: bool) 
 
             webbrowser.open(url)
 
-    serve(app.settings, announce, host=host, port=port, read_only=read_only)
+    # The page says how far it is; the terminal has its links and what was refused.
+    settings = replace(app.settings, progress=False)
+    serve(settings, announce, host=host, port=port, read_only=read_only)
