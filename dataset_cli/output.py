@@ -65,10 +65,11 @@ def write_file(path: Path, data: bytes, option: str) -> None:
 
 
 def printable(text: str) -> str:
-    """The text without anything a terminal would obey: control characters as `\\x1b`."""
+    """The text without anything a terminal would obey: control characters as `\\x1b`, bytes 0x80 to 0x9f, which some
+    terminals take for such, as `\\udc9b`. Other bytes that are no text stay: they are parts of names."""
     if text.isprintable():
         return text
-    return "".join(c if c.isprintable() or "\udc80" <= c <= "\udcff" else repr(c)[1:-1] for c in text)
+    return "".join(c if c.isprintable() or "\udca0" <= c <= "\udcff" else repr(c)[1:-1] for c in text)
 
 
 class Progress:

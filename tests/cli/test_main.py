@@ -220,6 +220,7 @@ def test_sizes_times_and_odd_characters_are_shown_for_people() -> None:
         "1 d 1 h",
     ]
     assert printable("a\x1b[31m\nb\udce9") == "a\\x1b[31m\\nb\udce9"
+    assert printable("a\udc9b31m") == "a\\udc9b31m"  # an escape, to a terminal of eight bits
     assert os.fsencode(printable("caf\udce9")) == b"caf\xe9"
 
 
