@@ -1,11 +1,11 @@
 """Find the images of a snapshot that a page shows: filters, counts beside each class, and pages by path.
 
-A `Browser` keeps the columns of an annotation table as arrays: some 50 bytes an image, and six for each label that an
-image has. So a filter over a million images is a mask over arrays, and its condition is the one of `query`. Paths are
-not kept: a page loads the ranges it shows. Columns are loaded when the first filter needs them, those of boxes, splits
-and problems each for itself; `prepare` loads all. The page without a filter needs the table's root alone.
+A `Browser` looks at an annotation table in groups of arrays: some 20 bytes an image, and five for each label that an
+image has. So a filter over a million images is a mask over arrays, and its condition is the one of `query`. A group is
+made from the table's ranges once, kept beside the table (`ArrayStore`), and read at once from then on. That is done
+when the first filter needs it; `prepare` does it ahead. The page without a filter needs the table's root alone.
 
-Used by the web page, through `datacache.api`. Any thread may call; a column is loaded once, whoever asks.
+Used by the web page, through `datacache.api`. Any thread may call; a group is loaded once, whoever asks.
 """
 
 from __future__ import annotations
@@ -15,27 +15,30 @@ from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, wraps
 from itertools import accumulate, groupby, islice
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 
 from datacache.annotations.query import BOX_FIELDS, Column, Query, box_columns, column_of, make_program
 from datacache.annotations.split_lists import ListedSplits
+from datacache.annotations.table.arrays import ArrayStore, narrow
+from datacache.annotations.table.paths import Paths, path_arrays
 from datacache.annotations.table.ranges import ANNOTATED, Row, Summary, problem_codes, sources, with_attribute
 from datacache.annotations.table.shapes import SHAPED
 from datacache.annotations.table.table import LabelCount, Table
 from datacache.annotations.vectorized import RowWise, Vectorized
-from datacache.core.errors import UsageError
+from datacache.core.errors import CorruptManifestError, UsageError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_FLAGS = ("difficult", "truncated", "occluded")
+_COUNTED: Final = ("difficult", "truncated", "occluded", *SHAPED)
 _RANGES_AHEAD = 32
 _FILTERS_KEPT = 8
 """Each takes four bytes an image that it means; a column of an attribute eight for each image."""
 _B = TypeVar("_B", bound="Browser")
 _T = TypeVar("_T")
+_Arrays = dict[str, "NDArray[Any]"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,41 +83,49 @@ class Page(NamedTuple):
     """Images behind this path are the next page; '' for none."""
 
 
-class _Columns:
-    """The summaries of all ranges as arrays."""
+class _LabelRows:
+    """The images of each label."""
 
-    def __init__(self, table: Table) -> None:
-        names = ("state", "width", "height", "objects", *_FLAGS, *SHAPED)
-        # Zeros that nobody writes take no memory.
-        self.fields: dict[str, NDArray[Any]] = {name: np.zeros(table.images, np.uint32) for name in names}
+    def __init__(self, table: Table, arrays: _Arrays) -> None:
         self._ends = np.cumsum([0, *(count.images for count in table.labels.values())])
-        self._rows, self._boxes = (np.zeros(self._ends[-1], np.uint32) for _ in range(2))
         self._ids = {label: n for n, label in enumerate(table.labels)}
-        free = self._ends.copy()
-        start = 0
-        for _, summary in table.summaries():
-            for name, values in self.fields.items():
-                found = column_of(summary, Column("field", name))
-                if any(found):
-                    values[start : start + summary.rows] = memoryview(found)  # type: ignore[arg-type]
-            self._add_labels(summary, start, free)
-            start += summary.rows
-
-    def _add_labels(self, summary: Summary, start: int, free: NDArray[np.int64]) -> None:
-        """Put the images of each label behind those of the ranges before; `free` is where these end."""
-        ids = [self._ids[label] for label in summary.labels]
-        counts, rows, boxes = (np.asarray(memoryview(each)) for each in summary.label_rows())  # type: ignore[arg-type]
-        places = np.arange(len(rows)) + np.repeat(free[ids] + counts - np.cumsum(counts, dtype=np.int64), counts)
-        self._rows[places] = rows
-        self._rows[places] += np.uint32(start)
-        self._boxes[places] = boxes
-        free[ids] += counts
+        self._rows = np.cumsum(arrays["rows"], dtype=np.uint32)  # kept as differences
+        self._boxes = arrays["boxes"]
+        if not len(self._rows) == len(self._boxes) == self._ends[-1]:
+            raise CorruptManifestError("the columns beside an annotation table are not of it")
 
     def of_label(self, label: str) -> tuple[NDArray[np.uint32], NDArray[Any]]:
         """Return the rows that have a label, and their numbers of boxes."""
         at = self._ids[label]
         part = slice(self._ends[at], self._ends[at + 1])
         return self._rows[part], self._boxes[part]
+
+
+def _summary_arrays(table: Table) -> _Arrays:
+    """Return what the summaries of all ranges say: a column for each field; then label by label the differences of the
+    rows that have it, and their numbers of boxes."""
+    # Zeros that nobody writes take no memory.
+    fields = {name: np.zeros(table.images, np.uint32) for name in ("state", "width", "height", "objects", *_COUNTED)}
+    ends = np.cumsum([0, *(count.images for count in table.labels.values())])
+    all_rows, all_boxes = (np.zeros(ends[-1], np.uint32) for _ in range(2))
+    numbers = {label: n for n, label in enumerate(table.labels)}
+    free, start = ends.copy(), 0
+    for _, summary in table.summaries():
+        for name, values in fields.items():
+            found = column_of(summary, Column("field", name))
+            if any(found):
+                values[start : start + summary.rows] = memoryview(found)  # type: ignore[arg-type]
+        # The images of each label come behind those of the ranges before.
+        ids = [numbers[label] for label in summary.labels]
+        counts, rows, boxes = (np.asarray(memoryview(each)) for each in summary.label_rows())  # type: ignore[arg-type]
+        places = np.arange(len(rows)) + np.repeat(free[ids] + counts - np.cumsum(counts, dtype=np.int64), counts)
+        all_rows[places] = rows
+        all_rows[places] += np.uint32(start)
+        all_boxes[places] = boxes
+        free[ids] += counts
+        start += summary.rows
+    all_rows[1:] -= all_rows[:-1].copy()
+    return {name: narrow(values) for name, values in fields.items()} | {"rows": all_rows, "boxes": narrow(all_boxes)}
 
 
 def _kept(load: Callable[[_B], _T]) -> Callable[[_B], _T]:
@@ -133,12 +144,33 @@ def _kept(load: Callable[[_B], _T]) -> Callable[[_B], _T]:
     return get
 
 
-class Browser:
-    """The images of one snapshot. `read_splits` is asked once, when a split is first asked for."""
+def _stored(make: Callable[[_B], _Arrays]) -> Callable[[_B], _Arrays]:
+    """Keep the arrays that a method of `Browser` makes beside the table as well."""
 
-    def __init__(self, table: Table, read_splits: Callable[[], ListedSplits] | None = None) -> None:
+    def load(self: _B) -> _Arrays:
+        found = self._store.get(make.__name__) if self._store else None
+        if found is None:
+            found = make(self)
+            if self._store:
+                self._store.put(make.__name__, found)
+        return found
+
+    return _kept(wraps(make)(load))
+
+
+class Browser:
+    """The images of one snapshot. `read_splits` is asked once, when a split is first asked for; `store` keeps what is
+    made beside the table."""
+
+    def __init__(
+        self,
+        table: Table,
+        read_splits: Callable[[], ListedSplits] | None = None,
+        store: ArrayStore | None = None,
+    ) -> None:
         self.table = table
         self._read_splits = read_splits
+        self._store = store
         self._lock = threading.RLock()  # held while a column is loaded; guards _kept
         self._kept: dict[str, Any] = {}
         self.select = lru_cache(_FILTERS_KEPT)(self._select)
@@ -148,14 +180,22 @@ class Browser:
 
     def prepare(self) -> None:
         """Load all that filters look at, for a thread beside those that answer."""
-        for load in (type(self).columns, type(self).splits, type(self).problems, type(self).sides):
-            load(self)
+        self.label_rows()
+        self.splits()
+        self.problems()
+        self.sides()
+
+    def close(self) -> None:
+        """Give the memory back. A filter that comes later loads again what it needs."""
+        self.select.cache_clear()
+        self._attribute.cache_clear()
+        self._kept.clear()
 
     @property
     def split_names(self) -> tuple[str, ...] | None:
         """Return the splits there are; None while that is not known yet."""
         found = self._kept.get("splits")
-        return None if found is None else found[0]
+        return None if found is None else tuple(found)
 
     def page(self, found: Matches, *, after: str = "", before: str = "", size: int) -> Page:
         """Return the `size` images behind the path `after`, or those before `before`. Neither need be there."""
@@ -196,20 +236,18 @@ class Browser:
             mask[:start] = False
             mask[end:] = False
         if wanted.split:
-            names, of_rows = self.splits()
-            if wanted.split not in names:
-                raise _unknown("split", wanted.split, names)
-            mask &= of_rows == names.index(wanted.split)
+            splits = self.splits()
+            if wanted.split not in splits:
+                raise _unknown("split", wanted.split, splits)
+            mask &= self.having(splits[wanted.split])
         if wanted.problem:
             known = {each.code for each in table.problem_counts}
             if wanted.problem not in known:
                 raise _unknown("kind of problem", wanted.problem, sorted(known))
-            having = np.zeros(len(mask), bool)
-            having[self.problems().get(wanted.problem, [])] = True
-            mask &= having
+            mask &= self.having(self.problems().get(wanted.problem, []))
         labels = []
         for label in table.labels:
-            rows, boxes = self.columns().of_label(label)
+            rows, boxes = self.label_rows().of_label(label)
             here = mask[rows]
             labels.append(LabelCount(label, int(np.count_nonzero(here)), int(boxes[here].sum())))
         return Matches(np.flatnonzero(mask).astype(np.uint32), tuple(labels))
@@ -223,6 +261,12 @@ class Browser:
         columns += [self._row_wise(part) for part in condition.row_wise]
         return condition.mask(columns, self.table.images).copy()
 
+    def having(self, rows: NDArray[np.uint32] | Sequence[int]) -> NDArray[np.bool_]:
+        """Return the mask of some rows."""
+        mask = np.zeros(self.table.images, bool)
+        mask[rows] = True
+        return mask
+
     # --- columns ----------------------------------------------------------------------------------------------------
 
     def numbers(self, field: str) -> NDArray[Any]:
@@ -235,24 +279,29 @@ class Browser:
         if function == "attribute":
             return self._attribute(column)
         if function in ("has", "count"):
-            rows, boxes = self.columns().of_label(name)
+            rows, boxes = self.label_rows().of_label(name)
             values = np.zeros(self.table.images, bool if function == "has" else float)
             values[rows] = True if function == "has" else boxes
             return values
         if name in BOX_FIELDS:
-            return self.sides()[name]
-        fields = self.columns().fields
+            return self.sides()[name].astype(float)  # a number of the condition would become a single, too
+        fields = self.summaries()
         if name == "annotated":
             values = fields["state"] == ANNOTATED
         elif name == "area":
             values = fields["width"].astype(float) * fields["height"]
         elif name == "aspect":
-            values = fields["width"] / np.maximum(fields["height"], 1)
+            values = fields["width"].astype(float) / np.maximum(fields["height"], 1)
         else:
             values = fields[name].astype(float)
         return values
 
     def _row_wise(self, part: RowWise) -> NDArray[np.bool_]:
+        if part.test is not None:
+            ask: Callable[..., NDArray[np.bool_] | None] = getattr(self._paths(), part.test.kind)
+            found = ask(part.test.field, part.test.texts if part.test.kind == "among" else part.test.texts[0])
+            if found is not None:
+                return found
         truths = (
             part.run([column_of(summary, column) for column in part.columns]) for _, summary in self.table.summaries()
         )
@@ -263,21 +312,38 @@ class Browser:
         return _joined([np.array(each, float) for each in found], float)
 
     @_kept
-    def columns(self) -> _Columns:
-        """Return what the summaries say."""
-        return _Columns(self.table)
+    def label_rows(self) -> _LabelRows:
+        """Return the images of each label."""
+        arrays = self.summaries()
+        return _LabelRows(self.table, {name: arrays.pop(name) for name in ("rows", "boxes")})
 
     @_kept
-    def sides(self) -> dict[str, NDArray[np.float64]]:
+    def _paths(self) -> Paths:
+        return Paths(self.paths())
+
+    # --- groups of arrays, kept beside the table under their names ------------------------------------------------
+
+    @_stored
+    def summaries(self) -> _Arrays:
+        """Return what the summaries say."""
+        return _summary_arrays(self.table)
+
+    @_stored
+    def paths(self) -> _Arrays:
+        """Return the arrays of `Paths`."""
+        return path_arrays(path for _, summary in self.table.summaries() for path in summary.raw_paths())
+
+    @_stored
+    def sides(self) -> _Arrays:
         """Return `BOX_FIELDS` of all images."""
-        found: dict[str, list[NDArray[np.float64]]] = {name: [] for name in BOX_FIELDS}
+        found: dict[str, list[NDArray[Any]]] = {name: [] for name in BOX_FIELDS}
         for _, parts, summary in self._details():
             for name, values in box_columns(parts, summary).items():
                 found[name].append(values)
-        return {name: _joined(values, float) for name, values in found.items()}
+        return {name: narrow(_joined(found[name], float)) for name in sorted(found)}
 
-    @_kept
-    def problems(self) -> dict[str, NDArray[np.uint32]]:
+    @_stored
+    def problems(self) -> _Arrays:
         """Return the rows that have a problem of each kind, in order."""
         starts = [0, *accumulate(self.table.row_counts())]
         found: dict[str, list[int]] = {}
@@ -286,12 +352,12 @@ class Browser:
                 found.setdefault(code, []).append(starts[number] + row)
         return {code: np.array(rows, np.uint32) for code, rows in found.items()}
 
-    @_kept
-    def splits(self) -> tuple[tuple[str, ...], NDArray[np.int8]]:
-        """Return the names of the splits, and for each image the place of its own among them; -1 for none."""
+    @_stored
+    def splits(self) -> _Arrays:
+        """Return the rows of each split, in order."""
         listed = self._read_splits() if self._read_splits else None
         if listed is None or not listed.names:
-            return (), np.full(self.table.images, -1, np.int8)
+            return {}
         places = {"": -1} | {name: n for n, name in enumerate(listed.names)}
         ranges = (
             ((each[2], sources(*each[1:])) for each in self._details())
@@ -302,7 +368,8 @@ class Browser:
             np.array([places[split] for split in _splits(listed, summary.paths(), files)], np.int8)
             for summary, files in ranges
         ]
-        return listed.names, _joined(found, np.int8)
+        of_rows = _joined(found, np.int8)
+        return {name: np.flatnonzero(of_rows == places[name]).astype(np.uint32) for name in listed.names}
 
     def _details(self, only: Container[int] | None = None) -> Iterator[tuple[int, list[bytes], Summary]]:
         """Yield number, details and summary of the ranges."""

@@ -69,18 +69,16 @@ def image_histograms(browser: Browser, found: Matches) -> list[Histogram]:
 def split_counts(browser: Browser, found: Matches, labels: Sequence[str]) -> dict[str, list[int]]:
     """Return how many images of each split a filter means, under '', and how many of these have each of `labels`; in
     the order of the browser's `split_names`, those of no split last."""
-    names, of_rows = browser.splits()
-    mask = np.zeros(browser.table.images, bool)
-    mask[found.rows] = True
+    splits = [browser.having(rows) for rows in browser.splits().values()]
+    mask = browser.having(found.rows)
 
     def count(rows: NDArray[Any]) -> list[int]:
-        places = of_rows[rows].astype(np.intp)
-        counted: list[int] = np.bincount(np.where(places < 0, len(names), places), minlength=len(names) + 1).tolist()
-        return counted
+        counted = [int(np.count_nonzero(each[rows])) for each in splits]
+        return [*counted, len(rows) - sum(counted)]
 
     counts = {"": count(found.rows)}
     for label in labels:
-        rows, _ = browser.columns().of_label(label)
+        rows, _ = browser.label_rows().of_label(label)
         counts[label] = count(rows[mask[rows]])
     return counts
 

@@ -116,6 +116,8 @@ class Program:
         self.columns: list[Column] = []
         self.constants: dict[str, Any] = {**_CALLS, "__builtins__": {}}
         """The names that the source may use besides columns."""
+        self.patterns: dict[str, str] = {}
+        """Of `like`, by the names of the constants that match them."""
         self._conditions: list[str] = []
 
     @property
@@ -316,6 +318,7 @@ class _Checker:
                 return Term(self._program.column(name, key, value), "number")
             case "like", [text, ast.Constant(value=str() as pattern)]:
                 matches = self._program.constant(re.compile(translate(pattern)).match)
+                self._program.patterns[matches] = pattern
                 return Term(f"({matches}({self._want(text, 'text')}) is not None)", "condition")
         usage = {
             "count": 'count("label")',

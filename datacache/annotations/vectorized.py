@@ -1,15 +1,16 @@
 """Evaluate a checked condition of `query` on whole columns at once, with NumPy, instead of row by row.
 
 The source that `query.Program` made is read again with Python's parser and written anew: `and` becomes a call of
-`np.logical_and`, and so on. Comparisons of texts stay as they are and are evaluated row by row, each as one column of
-truths. Nothing that was typed is ever run. Used by `browsing`; pure functions, any thread.
+`np.logical_and`, and so on. Comparisons of texts become columns of truths: those of a path with what was typed are left
+to the caller (`PathTest`), and the others stay as they are and are evaluated row by row. Nothing that was typed is ever
+run. Used by `browsing`; pure functions, any thread.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from datacache.annotations.query import FIELDS, TOO_LARGE, Column, Program
 from datacache.core.errors import UsageError
@@ -19,12 +20,24 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
+class PathTest(NamedTuple):
+    """A part of a condition that asks one thing of a path, a folder or a name."""
+
+    field: str
+    kind: str
+    """`like`, `among` or `containing`."""
+    texts: tuple[str, ...]
+    """The pattern, the texts, or the text."""
+
+
 class RowWise(NamedTuple):
     """A part of a condition that is evaluated row by row."""
 
     columns: tuple[Column, ...]
     run: Callable[[Sequence[Sequence[Any]]], list[bool]]
     """Takes the columns, of equal length."""
+    test: PathTest | None = None
+    """The same in other words, where there are any."""
 
 
 class Vectorized:
@@ -54,15 +67,32 @@ class Vectorized:
             raise UsageError(TOO_LARGE) from exc
         return np.broadcast_to(np.asarray(found, dtype=bool), (rows,))
 
-    def hoist(self, node: ast.expr) -> ast.expr:
+    def hoist(self, node: ast.Compare) -> ast.expr:
         """Evaluate a part row by row, and return the name that its values have."""
         found = sorted(
             {int(each.id[1:]) for each in ast.walk(node) if isinstance(each, ast.Name) and each.id[0] == "c"}
         )
         columns = tuple(self._program.columns[n] for n in found)
         run = _compiled([f"c{n}" for n in found], node, self._program.constants)
-        self.row_wise.append(RowWise(columns, lambda values: list(map(run, *values))))
+        test = self._path_test(node) if len(node.ops) == 1 else None
+        self.row_wise.append(RowWise(columns, lambda values: list(map(run, *values)), test))
         return ast.Name(f"r{len(self.row_wise) - 1}", ast.Load())
+
+    def _path_test(self, node: ast.Compare) -> PathTest | None:
+        """Return what a comparison asks; None for those that are no such question, or deny one."""
+        constants, left, right = self._program.constants, node.left, node.comparators[0]
+        asked: str | frozenset[str]
+        if isinstance(left, ast.Call) and isinstance(left.func, ast.Name) and left.func.id in self._program.patterns:
+            column, kind, asked = self.column(left.args[0]), "like", self._program.patterns[left.func.id]
+        elif isinstance(node.ops[0], ast.In) and isinstance(left, ast.Name) and left.id in constants:
+            column, kind, asked = self.column(right), "containing", constants[left.id]
+        elif isinstance(node.ops[0], ast.In | ast.Eq) and isinstance(right, ast.Name) and right.id in constants:
+            column, kind, asked = self.column(left), "among", constants[right.id]
+        else:
+            return None
+        if column is None or not _is_path(column):
+            return None
+        return PathTest(column.name, kind, (asked,) if isinstance(asked, str) else tuple(asked))
 
     def has(self, constant: str) -> ast.expr:
         """Return the column that tells whether an image has the label that a constant names."""
@@ -75,6 +105,9 @@ class Vectorized:
 
     def _name(self, column: Column) -> str:
         return f"c{self._program.columns.index(column)}"
+
+
+_OPPOSITE: Final[Mapping[type[ast.cmpop], type[ast.cmpop]]] = {ast.NotIn: ast.In, ast.NotEq: ast.Eq}
 
 
 class _Rewriter(ast.NodeTransformer):
@@ -115,6 +148,9 @@ class _Rewriter(ast.NodeTransformer):
         ):
             has = self._to.has(left.id)
             return has if isinstance(node.ops[0], ast.In) else _call("negated", has)
+        if len(node.ops) == 1 and type(node.ops[0]) in _OPPOSITE:
+            opposite = ast.Compare(left, [_OPPOSITE[type(node.ops[0])]()], [right])
+            return _call("negated", self._to.hoist(opposite))
         return self._to.hoist(node)
 
 
@@ -127,6 +163,10 @@ def _comparison(op: ast.cmpop, left: ast.expr, right: ast.expr) -> ast.expr:
 
 def _call(name: str, *arguments: ast.expr) -> ast.expr:
     return ast.Call(ast.Name(name, ast.Load()), list(arguments), [])
+
+
+def _is_path(column: Column) -> bool:
+    return column.function == "field" and FIELDS.get(column.name, ("number",))[0] == "text"
 
 
 def _is_text(column: Column) -> bool:

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from datacache.api.annotations import convert as convert
     from datacache.api.annotations import dedupe as dedupe
     from datacache.api.annotations import fix_problems as fix_problems
+    from datacache.api.annotations import has_annotations as has_annotations
     from datacache.api.annotations import merge as merge
     from datacache.api.annotations import open_annotations as open_annotations
     from datacache.api.annotations import open_browser as open_browser

@@ -24,6 +24,7 @@ from datacache.api.options import (
     take,
 )
 from datacache.api.progress import of_checks, of_images, of_samples, shown, shows
+from datacache.catalog.refs import resolve
 from datacache.core.errors import DatacacheError, PathNotFoundError, UsageError
 from datacache.manifest.model import Naming, SnapshotRecord
 from datacache.reader.snapshot import Snapshot
@@ -70,6 +71,12 @@ def open_annotations(
         yield snapshot, table
 
 
+def has_annotations(ref: str, *, settings: Settings | None = None) -> bool:
+    """Tell whether the annotations of a snapshot have been read before, as `open_annotations` reads them."""
+    with closing(open_catalog(settings or load_settings())) as catalog:
+        return catalog.derived(resolve(catalog, ref).id, make_reading({}).name) is not None
+
+
 @contextmanager
 def open_browser(
     ref: str,
@@ -80,6 +87,7 @@ def open_browser(
 ) -> Iterator[tuple[Snapshot, Browser]]:
     """Open a snapshot and a `Browser` of its images, as `open_annotations` does."""
     from datacache.annotations.browsing import Browser
+    from datacache.annotations.table.arrays import ArrayStore
     from datacache.conversion.index import Annotations
 
     settings = settings or load_settings()
@@ -87,7 +95,11 @@ def open_browser(
         annotations = Annotations(snapshot, catalog, make_reading({}))
         with shown(settings, progress, of_images) as tell:
             table = annotations.table(processes=processes, progress=tell)
-        yield snapshot, Browser(table, annotations.splits)
+        browser = Browser(table, annotations.splits, ArrayStore(catalog, snapshot.record.id, annotations.reading.name))
+        try:
+            yield snapshot, browser
+        finally:
+            browser.close()
 
 
 def query(ref: str, *, settings: Settings | None = None, **wanted: Unpack[QueryOptions]) -> list[ImageSummary]:

@@ -2,32 +2,38 @@
 minutes the first time, and a browser is told how far it is meanwhile.
 
 Any thread may call. An `OpenSnapshots` owns its threads and what it has opened; close it. A snapshot that gives way to
-another while somebody reads of it raises `SnapshotClosedError` there, and is opened again by the next request.
+another is closed when the last request that reads of it has dropped its `Shown`.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+import weakref
 from collections import OrderedDict
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from contextlib import ExitStack
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from datacache import api
 from datacache.settings import Settings
+from datacache.web.reading import ReadingApart
 
 _log = logging.getLogger(__name__)
 _MOST_OPEN = 6
+_FEW_FILES = 5_000
+"""Annotations of so many are read here: another process takes a second to start."""
 _MOST_IMAGES = 1_500_000
 """Of all that are open together: a million take some 150 MiB with their boxes."""
 _WAIT_S = 0.6
 """A page waits so long for a snapshot before it says that it is being opened."""
 
 
-class Shown(NamedTuple):
-    """A snapshot that is open."""
+@dataclass(frozen=True, eq=False)
+class Shown:
+    """A snapshot that is open as long as somebody holds this."""
 
     snapshot: api.Snapshot
     browser: api.Browser
@@ -48,10 +54,26 @@ class Opening(Exception):  # noqa: N818 - an answer, not an error
         self.ref = ref
 
 
+class _Progress:
+    """Tells how far the opening is, and holds nothing that is open."""
+
+    text = ""
+    given_up = False
+
+    def tell(self, what: str, done: int, total: int) -> None:
+        self.text = f"{what} {done:,} of {total:,} images"
+        self.check()
+
+    def check(self) -> None:
+        """End the opening where the server ends."""
+        if self.given_up:
+            raise CancelledError
+
+
 class _BeingOpened:
     def __init__(self) -> None:
-        self.stack = ExitStack()
-        self.progress = ""
+        self.progress = _Progress()
+        self.close: Callable[[], object] = lambda: None
         self.shown: Future[Shown] = Future()
 
 
@@ -71,11 +93,11 @@ class OpenSnapshots:
             entry = self._entries.get(ref)
             if entry is None:
                 entry = self._entries[ref] = _BeingOpened()
-                self._threads.submit(self._open, ref, entry)
+                self._threads.submit(self._open, ref, record.files, entry)
             self._entries.move_to_end(ref)
         wait_for([entry.shown], timeout=_WAIT_S)
         if not entry.shown.done():
-            raise Opening(record.ref, entry.progress)
+            raise Opening(record.ref, entry.progress.text)
         return entry.shown.result()
 
     def close(self) -> None:
@@ -84,24 +106,28 @@ class OpenSnapshots:
         with self._lock:
             entries, self._entries = list(self._entries.values()), OrderedDict()
         for entry in entries:
-            if entry.shown.done():
-                entry.stack.close()
+            entry.progress.given_up = True
+            entry.close()
 
-    def _open(self, ref: str, entry: _BeingOpened) -> None:
-        def show(what: str, done: int, total: int) -> None:
-            entry.progress = f"{what} {done:,} of {total:,} images"
-
+    def _open(self, ref: str, files: int, entry: _BeingOpened) -> None:
+        stack, tell = ExitStack(), entry.progress.tell
         try:
+            if files > _FEW_FILES and not api.has_annotations(ref, settings=self._settings):
+                with ReadingApart(ref, self._settings) as reading:
+                    entry.close = reading.stop
+                    reading.follow(tell)
+            entry.progress.check()
             # One process: this one has threads, whose locks a forked process would inherit.
-            opened = api.open_browser(ref, settings=self._settings, processes=1, progress=show)
-            snapshot, browser = entry.stack.enter_context(opened)
+            opened = api.open_browser(ref, settings=self._settings, processes=1, progress=tell)
+            snapshot, browser = stack.enter_context(opened)
             shown = Shown(snapshot, browser, api.colours_of(browser.table.labels))
         except BaseException as exc:  # noqa: BLE001 - whoever asked is told
-            entry.stack.close()
+            stack.close()
             with self._lock:
                 self._entries.pop(ref, None)  # the next request tries again
             entry.shown.set_exception(exc)
             return
+        entry.close = weakref.finalize(shown, stack.close)
         entry.shown.set_result(shown)
         self._make_room()
         try:
@@ -110,14 +136,11 @@ class OpenSnapshots:
             _log.info("the columns of %s are loaded when they are needed: %s", ref, exc)
 
     def _make_room(self) -> None:
+        gone = []
         with self._lock:
             ready = [(ref, entry) for ref, entry in self._entries.items() if entry.shown.done()]
             images = [entry.shown.result().browser.table.images for _, entry in ready]
-            gone = []
             while len(ready) > 1 and (len(ready) > _MOST_OPEN or sum(images) > _MOST_IMAGES):
                 images.pop(0)
-                ref, entry = ready.pop(0)
-                gone.append(entry)
-                del self._entries[ref]
-        for entry in gone:
-            entry.stack.close()
+                gone.append(self._entries.pop(ready.pop(0)[0]))
+        gone.clear()  # without the lock: what nobody reads of is closed here

@@ -108,7 +108,11 @@ class Summary:
 
     def paths(self) -> list[str]:
         """Return the images' paths."""
-        return [path.decode("utf-8", "surrogateescape") for path in self._columns.raw(0, self.rows)]
+        return [path.decode("utf-8", "surrogateescape") for path in self.raw_paths()]
+
+    def raw_paths(self) -> list[bytes]:
+        """Return the images' paths as the store has them."""
+        return self._columns.raw(0, self.rows)
 
     def states(self) -> Sequence[int]:
         """Return `ANNOTATED`, `BARE` (without an annotation) or `UNUSABLE` for each image."""
