@@ -50,6 +50,10 @@ if [ "$extra" = test ]; then
   need faketime have faketime
   need e2fsprogs have mkfs.ext4  # a disk that fails in the tests is ext4 on a loop device
   need mount have losetup
+  if grep -qx 'ID=debian' /etc/os-release; then  # Ubuntu has a snap alone, which no container runs: those tests skip
+    need chromium have chromium
+    need chromium-driver have chromedriver
+  fi
 fi
 if [ ${#missing[@]} -gt 0 ]; then
   say "system packages: ${missing[*]}"

@@ -121,7 +121,7 @@ def home(
     with ExitStack() as stack:
         mark = request.node.get_closest_marker("shared_home")
         if mark is None or mark.args == (False,):
-            variables = stack.enter_context(_new_home(tmp_path_factory))
+            variables = stack.enter_context(new_home(tmp_path_factory))
         else:
             variables = request.getfixturevalue("_home_of_module")
         for name, value in variables.items():
@@ -136,12 +136,12 @@ def home(
 
 @pytest.fixture(scope="module")
 def _home_of_module(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    with _new_home(tmp_path_factory) as variables:
+    with new_home(tmp_path_factory) as variables:
         yield variables
 
 
 @contextmanager
-def _new_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+def new_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """Make a home for as long as the context lasts; the variables that lead to it."""
     from datacache.tiers.index import forget_index
     from datacache.tiers.layout import index_dir
