@@ -31,19 +31,6 @@ _LINES_IN_MEMORY_BYTES = 8 * 2**20
 EVERY_S = 10.0
 
 
-def format_seconds(seconds: float) -> str:
-    """`75` → `1 min 15 s`; the two largest units."""
-    if seconds < 10:
-        return f"{seconds:.1f} s"
-    rest = round(seconds)
-    parts = []
-    for unit, length in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
-        count, rest = divmod(rest, length)
-        if count:
-            parts.append(f"{count} {unit}")
-    return " ".join(parts[:2])
-
-
 def format_time(stamp: str) -> str:
     """`2026-01-31T12:00:00Z` → `2026-01-31 12:00:00`, still UTC."""
     return stamp.replace("T", " ").removesuffix("Z")

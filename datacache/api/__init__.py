@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from datacache.api.node import follow_warm_up as follow_warm_up
     from datacache.api.node import jobs as jobs
     from datacache.api.node import look_at_cluster as look_at_cluster
+    from datacache.api.node import look_at_node as look_at_node
     from datacache.api.node import pin as pin
     from datacache.api.node import running_daemon as running_daemon
     from datacache.api.node import start_failure as start_failure

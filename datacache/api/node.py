@@ -15,6 +15,7 @@ from datacache.cluster.members import DRAINED, DRAINING, IN_NO_CLUSTER, JOIN_A_C
 from datacache.cluster.peers import open_peers
 from datacache.core.errors import (
     CacheError,
+    DaemonError,
     DaemonSilentError,
     DaemonUnavailableError,
     SnapshotNotFoundError,
@@ -51,6 +52,21 @@ def running_daemon(settings: Settings | None = None) -> DaemonClient | None:
     if silence is not None:
         raise silence
     return None
+
+
+def look_at_node(settings: Settings | None = None) -> dict[str, Any]:
+    """Return what the node's daemon says of itself, of its cache and of its cluster: `{"daemon", "cache", "cluster",
+    "error", "hint"}`, each None where there is none. `error` says why a daemon that is there does not answer. Starts
+    nothing."""
+    state: dict[str, Any] = dict.fromkeys(("daemon", "cache", "cluster", "error", "hint"))
+    try:
+        client = running_daemon(settings)
+        if client is not None:
+            state |= {"daemon": client.health(), "cache": client.cache_status()}
+            state["cluster"] = client.cluster() if state["cache"].get("cluster") else None
+    except DaemonError as exc:
+        state |= {"error": exc.message, "hint": exc.hint}
+    return state
 
 
 def start_failure(settings: Settings | None = None) -> StartFailure | None:

@@ -4,7 +4,8 @@ A reader that finds a block itself tells nobody, so the daemon learns of hits by
 which holds a lock on it (flock(2)) for as long as it lives. Pids would not do: containers have some of their own. They
 survive `kill -9`; the daemon folds those that nobody holds into one and removes them. The folder must lie in memory.
 
-Counts in messages: `1 link`, `1,204 links`. Used wherever something is said to people; any thread.
+Counts and times in messages: `1 link`, `1,204 links`, `1 min 15 s`. Used wherever something is said to people; any
+thread.
 """
 
 from __future__ import annotations
@@ -158,3 +159,16 @@ def _add_file(sums: list[int], path: Path) -> None:
 def count(number: int, one: str, many: str = "") -> str:
     """Return a number with its noun, in the plural (`many`, or with an s) unless it is 1."""
     return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
+def format_seconds(seconds: float) -> str:
+    """Write `75` as `1 min 15 s`: the two largest units."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    rest = round(seconds)
+    parts = []
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
+        count, rest = divmod(rest, length)
+        if count:
+            parts.append(f"{count} {unit}")
+    return " ".join(parts[:2])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from importlib.resources import files
 from typing import Any, Final
@@ -24,13 +24,13 @@ from datacache.core.errors import (
 from datacache.settings import Settings
 from datacache.web.access import LOOPBACK, Guard, OneTimeLinks
 from datacache.web.opened import Opening
-from datacache.web.pages import datasets, images, jobs, marks, plots, visitors
+from datacache.web.pages import datasets, images, jobs, marks, node, plots, visitors
 from datacache.web.rendering import render
 from datacache.web.site import Site
 
 _log = logging.getLogger(__name__)
-_PAGES: Final = (datasets, images, jobs, marks, plots, visitors)
-_SCRIPTS: Final = ("page.js", "htmx.min.js", "zoom.js", "save.js", "mark.js")
+_PAGES: Final = (datasets, images, jobs, marks, node, plots, visitors)
+_SCRIPTS: Final = ("page.js", "htmx.min.js", "zoom.js", "save.js", "mark.js", "node.js")
 _STATIC: Final = {"style.css": "text/css", "icon.svg": "image/svg+xml", **dict.fromkeys(_SCRIPTS, "text/javascript")}
 _STATUS: Final[tuple[tuple[type[DatacacheError], int], ...]] = (
     (SnapshotNotFoundError, 404),
@@ -49,9 +49,10 @@ def make_app(
     hosts: Collection[str] = LOOPBACK,
     cookie: str = "datacache_ui",
     read_only: bool = False,
+    mounts: Callable[[], list[list[str]]] = list,
 ) -> Guard:
     """Return the ASGI application. What it opens is closed when the server ends its lifespan."""
-    site = Site(settings, links, cookie, read_only=read_only)
+    site = Site(settings, links, cookie, mounts=mounts, read_only=read_only)
 
     @asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
@@ -62,6 +63,7 @@ def make_app(
     routes += [Route("/static/{name}", _static), Route("/favicon.ico", _icon)]
     handlers: dict[Any, Any] = {DatacacheError: _failed, Opening: _opening, HTTPException: _http_error}
     app = Starlette(routes=routes, exception_handlers=handlers, lifespan=lifespan)
+    app.state.has_node = node.is_shown(settings)
     return Guard(app, links=links, hosts=hosts, cookie=cookie, user_header=settings.ui_user_header, read_only=read_only)
 
 

@@ -17,6 +17,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
 from datacache import api
+from datacache.core.counters import format_seconds
 from datacache.core.html import visible
 from datacache.settings import format_bytes
 from datacache.web.access import INVITE, LEAVE, MOST_NAME, NAME
@@ -40,6 +41,7 @@ def _environment() -> Environment:
     )
     environment.filters |= {
         "size": format_bytes,
+        "duration": format_seconds,
         "count": lambda number: f"{number:,}",
         "time": lambda stamp: stamp.replace("T", " ").removesuffix("Z"),
         "name": lambda path: path.rpartition("/")[2],
@@ -59,5 +61,5 @@ def _environment() -> Environment:
 def render(request: Request, template: str, *, status: int = 200, **values: Any) -> HTMLResponse:
     """Return a page."""
     visitor = request.scope["visitor"]
-    html = _environment().get_template(template).render(visitor=visitor, **values)
+    html = _environment().get_template(template).render(visitor=visitor, has_node=request.app.state.has_node, **values)
     return HTMLResponse(html, status)

@@ -19,12 +19,14 @@ _REQUESTS_AT_ONCE = 100
 def serve(
     settings: Settings,
     announce: Callable[[str], None],
+    mounts: Callable[[], list[list[str]]] = list,
     *,
     host: str = "127.0.0.1",
     port: int = 8765,
     read_only: bool = False,
 ) -> None:
-    """Listen, and announce the address with a token: at once, and a new one each time one was used.
+    """Listen, and announce the address with a token: at once, and a new one each time one was used. `mounts` returns
+    the lines that tell of each mount of this home.
 
     `UsageError` where nothing can listen there, and for an address of every network without the names by which browsers
     reach it (the setting `ui_hosts`)."""
@@ -46,7 +48,7 @@ def serve(
         site = f"{cookie} {settings.ui_namespace} {'reading' if read_only else 'writing'}"
         links = OneTimeLinks(tell, key=read_key(settings.home), site=site)
         hosts = {*LOOPBACK, *settings.ui_hosts, host}
-        app = make_app(settings, links, hosts=hosts, cookie=cookie, read_only=read_only)
+        app = make_app(settings, links, hosts=hosts, cookie=cookie, read_only=read_only, mounts=mounts)
         tell(links.token)
         config = uvicorn.Config(
             app,

@@ -31,10 +31,19 @@ _MOST_FORM_FIELDS: Final = 20_000
 class Site:
     """One server's. Close it."""
 
-    def __init__(self, settings: Settings, links: OneTimeLinks, cookie: str, *, read_only: bool = False) -> None:
-        """`cookie` is the name of the one that visitors have who came with a link. The guard refuses what writes where
-        that is `read_only`, and pages do not offer it."""
-        self.settings = settings
+    def __init__(
+        self,
+        settings: Settings,
+        links: OneTimeLinks,
+        cookie: str,
+        *,
+        mounts: Callable[[], list[list[str]]] = list,
+        read_only: bool = False,
+    ) -> None:
+        """`cookie` is the name of the one that visitors have who came with a link. `mounts` returns the lines that tell
+        of each mount of this home. The guard refuses what writes where that is `read_only`, and pages do not offer it.
+        """
+        self.settings, self.mounts = settings, mounts
         self.links, self.cookie, self.read_only = links, cookie, read_only
         self.catalog = api.open_catalog(settings)
         self.opened = OpenSnapshots(settings)

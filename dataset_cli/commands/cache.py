@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from datacache import api
-from datacache.core.counters import count
+from datacache.core.counters import count, format_seconds
 from datacache.core.errors import CacheError, UsageError
 from datacache.settings import format_bytes
 from dataset_cli.app import App, SnapshotRef, command
 from dataset_cli.commands.cluster import given_by_nodes
-from dataset_cli.output import format_seconds
 
 if TYPE_CHECKING:
     from dataset_cli.output import Output, Progress

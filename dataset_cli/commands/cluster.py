@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from datacache import api
-from datacache.core.counters import count
+from datacache.core.counters import count, format_seconds
 from datacache.core.errors import CacheError, UsageError
 from datacache.settings import format_bytes
 from dataset_cli.app import App, command
-from dataset_cli.output import format_seconds, printable
+from dataset_cli.output import printable
 
 if TYPE_CHECKING:
     from dataset_cli.output import Output

@@ -7,10 +7,10 @@ import logging
 import click
 
 from datacache import api
+from datacache.core.counters import format_seconds
 from datacache.core.errors import DaemonSilentError, DaemonUnavailableError
 from datacache.settings import format_bytes
 from dataset_cli.app import App, command
-from dataset_cli.output import format_seconds
 from dataset_cli.variables import differences
 
 

@@ -25,11 +25,11 @@ import click
 import fuse_mount
 from datacache import api
 from datacache.core import lockfile
-from datacache.core.counters import count
+from datacache.core.counters import count, format_seconds
 from datacache.core.errors import DatacacheError, MountError
 from datacache.settings import format_bytes
 from dataset_cli.app import App, command
-from dataset_cli.output import format_seconds, printable
+from dataset_cli.output import printable
 from dataset_cli.variables import differences, misspelt
 
 if TYPE_CHECKING:

@@ -13,10 +13,10 @@ from typing import Any
 import click
 
 from datacache import api
-from datacache.core.counters import count
+from datacache.core.counters import count, format_seconds
 from datacache.settings import format_bytes
 from dataset_cli.app import App, command
-from dataset_cli.output import format_seconds, printable
+from dataset_cli.output import printable
 
 _SECONDS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 

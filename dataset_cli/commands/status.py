@@ -10,26 +10,18 @@ With `--json`: `{"home", "catalog": {"url", "datasets", "error"}, "daemon": {…
 
 from __future__ import annotations
 
-import shlex
 from typing import Any
 
 import click
 
 import fuse_mount
 from datacache import api
-from datacache.core.counters import count
-from datacache.core.errors import CatalogError, DaemonError, DatacacheError
+from datacache.core.counters import count, format_seconds
+from datacache.core.errors import CatalogError, DatacacheError
 from dataset_cli.app import App, command
 from dataset_cli.commands.cache import print_cache
-from dataset_cli.commands.writes import (
-    error_lines,
-    left_lines,
-    left_state,
-    mount_as_json,
-    read_write_lines,
-    read_write_state,
-)
-from dataset_cli.output import format_seconds, printable
+from dataset_cli.commands.writes import lines_of_mounts, state_of_mounts
+from dataset_cli.output import printable
 from dataset_cli.variables import differences
 
 
@@ -44,55 +36,37 @@ def status(app: App, metrics: bool) -> None:
         _print_metrics(app)
         return
     catalog = _catalog_state(app)
-    daemon = cache = daemon_error = None
-    try:
-        client = api.running_daemon(app.settings)
-        if client is not None:
-            daemon, cache = client.health(), client.cache_status()
-    except DaemonError as exc:
-        daemon_error = exc.message
-        app.out.warning(f"{exc.message}. {exc.hint}".rstrip())
+    node = api.look_at_node(app.settings)
+    daemon, cache = node["daemon"], node["cache"]
+    if node["error"]:
+        app.out.warning(f"{node['error']}. {node['hint']}".rstrip())
     differing = differences(app.settings, daemon) if daemon is not None else []
     for each in differing:
         app.out.warning(f"{each.message}. {each.hint}")
-    mounts = [
-        mount_as_json(info) | {"lost": fuse_mount.is_lost(info, app.settings)}
-        for info in fuse_mount.list_mounts(app.settings)
-    ]
-    read_write = [read_write_state(info) for info in fuse_mount.list_bucket_mounts(app.settings, ending=True)]
-    staged = left_state(app.settings)
+    writes = state_of_mounts(app.settings)
     home = str(app.settings.home)
     app.out.result(
         {
             "home": home,
             "catalog": catalog,
             "daemon": daemon,
-            "daemon_error": daemon_error,
+            "daemon_error": node["error"],
             "differing": [each._asdict() for each in differing],
             "cache": cache,
-            "mounts": mounts,
-            "read_write": read_write,
-            "staged": staged,
+            **writes,
         },
         f"home     {home}",
     )
     known = catalog["error"] or f"{catalog['url']}: {count(catalog['datasets'], 'dataset')}"
     app.out.line(f"catalog  {known}")
+    has_mounts = writes["mounts"] or writes["read_write"]
     if daemon is not None:
         running = f"pid {daemon['pid']}, up {format_seconds(daemon['uptime_s'])}"
     else:
-        running = "does not answer" if daemon_error else _not_running(app, has_mounts=bool(mounts or read_write))
+        running = "does not answer" if node["error"] else _not_running(app, has_mounts=bool(has_mounts))
     app.out.line(f"daemon   {running}")
-    for mount in mounts:
-        app.out.line(f"mount    {mount['mountpoint']}  {mount['ref']}  {mount['files']:,} files")
-        if mount["lost"]:
-            again = f"dsctl mount {mount['ref']} {shlex.quote(mount['mountpoint'])}"
-            app.out.line(f"         error: its processes have died, nobody serves it → Mount it again: {again}")
-        app.out.lines(map(printable, error_lines(mount["errors"])))
-    for state in read_write:
-        app.out.lines(map(printable, read_write_lines(state)))
-    for area in staged:
-        app.out.lines(map(printable, left_lines(area)))
+    for lines in lines_of_mounts(writes):
+        app.out.lines(map(printable, lines))
     if cache is not None and not app.out.json:
         app.out.line()
         print_cache(app.out, cache)

@@ -15,11 +15,11 @@ from typing import Any, BinaryIO
 import click
 
 from datacache import api
-from datacache.core.counters import count
+from datacache.core.counters import count, format_seconds
 from datacache.core.errors import TasksError
 from dataset_cli.app import App, DatasetName, command, confirm
 from dataset_cli.commands.gc import Duration
-from dataset_cli.output import SHOWN, format_seconds, printable
+from dataset_cli.output import SHOWN, printable
 
 _CHECKPOINT_LIMIT_BYTES = 64 * 2**20
 

@@ -33,6 +33,7 @@ def ui(app: App, /, *, host: str, port: int, read_only: bool, no_browser: bool) 
     if any(find_spec(name) is None for name in _NEEDS):
         raise UsageError("the page needs more packages", hint="Install them: pip install 'dsctl[ui]'")
     from datacache.web.server import serve
+    from dataset_cli.commands.writes import lines_of_mounts, state_of_mounts
 
     opened = no_browser or not sys.stdout.isatty()
 
@@ -45,6 +46,9 @@ def ui(app: App, /, *, host: str, port: int, read_only: bool, no_browser: bool) 
 
             webbrowser.open(url)
 
+    def mounts() -> list[list[str]]:
+        return [*lines_of_mounts(state_of_mounts(app.settings))]
+
     # The page says how far it is; the terminal has its links and what was refused.
     settings = replace(app.settings, progress=False)
-    serve(settings, announce, host=host, port=port, read_only=read_only)
+    serve(settings, announce, mounts, host=host, port=port, read_only=read_only)

@@ -1,16 +1,16 @@
-"""How mounts, and what they have left behind, are shown by `dsctl status`, `mount` and `flush`."""
+"""How mounts, and what they have left behind, are shown by `dsctl status`, `mount`, `flush` and the page."""
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import fuse_mount
-from datacache.core.counters import count
+from datacache.core.counters import count, format_seconds
 from datacache.core.errors import DatacacheError
 from datacache.settings import format_bytes
-from dataset_cli.output import format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -20,6 +20,36 @@ if TYPE_CHECKING:
 _SHOWN = 10
 """Failures and conflicts for people; `--json` has up to a hundred."""
 FORGET_LOST = "Write it again, if you still have it; then: dsctl flush --forget-lost {where}"
+
+
+def state_of_mounts(settings: Settings) -> dict[str, list[dict[str, Any]]]:
+    """Return the mounts of a home, and what earlier ones have left behind, as `dsctl status --json` prints them."""
+    return {
+        "mounts": [
+            mount_as_json(info) | {"lost": fuse_mount.is_lost(info, settings)}
+            for info in fuse_mount.list_mounts(settings)
+        ],
+        "read_write": [read_write_state(info) for info in fuse_mount.list_bucket_mounts(settings, ending=True)],
+        "staged": left_state(settings),
+    }
+
+
+def lines_of_mounts(state: dict[str, list[dict[str, Any]]]) -> Iterator[list[str]]:
+    """Yield each of `state_of_mounts` for people: a line that names it, and those that tell of it."""
+    for mount in state["mounts"]:
+        yield [*_mount_lines(mount)]
+    for mount in state["read_write"]:
+        yield [*read_write_lines(mount)]
+    for area in state["staged"]:
+        yield [*left_lines(area)]
+
+
+def _mount_lines(mount: dict[str, Any]) -> Iterator[str]:
+    yield f"mount    {mount['mountpoint']}  {mount['ref']}  {mount['files']:,} files"
+    if mount["lost"]:
+        again = f"dsctl mount {mount['ref']} {shlex.quote(mount['mountpoint'])}"
+        yield f"         error: its processes have died, nobody serves it → Mount it again: {again}"
+    yield from error_lines(mount["errors"])
 
 
 def mount_as_json(info: fuse_mount.MountInfo) -> dict[str, Any]:

@@ -12,10 +12,11 @@ import click
 import pytest
 
 from datacache.core import errors
+from datacache.core.counters import format_seconds
 from datacache.settings import format_bytes
 from dataset_cli.commands.completion import _BASH
 from dataset_cli.main import COMMANDS, EXIT_CODES, cli
-from dataset_cli.output import format_seconds, printable
+from dataset_cli.output import printable
 from tests.cli.conftest import ROOT, Dsctl
 from tests.promises import promise
 
