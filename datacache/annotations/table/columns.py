@@ -161,12 +161,17 @@ class ColumnReader:
         return mode, self._raw[start:stop]
 
 
-def as_float64(values: Sequence[int] | Sequence[float]) -> NDArray[np.float64]:
-    """A column that `ColumnReader` gave, for NumPy."""
+def as_array(values: Sequence[int] | Sequence[float]) -> NDArray[Any]:
+    """Return a column that `ColumnReader` gave for NumPy, which may not change it."""
     import numpy as np
 
     column: Any = values  # bytes or an array: both have the buffer that a Sequence does not promise
-    return np.asarray(memoryview(column)).astype(np.float64)
+    return np.asarray(memoryview(column))
+
+
+def as_float64(values: Sequence[int] | Sequence[float]) -> NDArray[np.float64]:
+    """Return a column that `ColumnReader` gave as doubles."""
+    return as_array(values).astype("f8")
 
 
 def _bytes_of(numbers: array[Any]) -> bytes:

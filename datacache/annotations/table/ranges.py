@@ -15,12 +15,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import accumulate, chain, islice, pairwise, repeat
 from operator import add, attrgetter, sub
-from typing import TYPE_CHECKING, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 from datacache.annotations.model import Action, Annotation, Box, Problem
 from datacache.annotations.shapes.outline import Extra
 from datacache.annotations.table import shapes
-from datacache.annotations.table.columns import ColumnReader, ColumnWriter, as_float64
+from datacache.annotations.table.columns import ColumnReader, ColumnWriter, as_array, as_float64
 from datacache.core.errors import CorruptManifestError
 
 if TYPE_CHECKING:
@@ -294,6 +294,49 @@ def problem_codes(parts: Sequence[bytes], summary: Summary) -> Iterator[tuple[in
         row += details.rows
 
 
+class Objects(NamedTuple):
+    """The objects of a range as arrays, image by image."""
+
+    counts: NDArray[np.int64]
+    """How many each image has."""
+    labels: NDArray[Any]
+    """Places in the summary's labels."""
+    edges: NDArray[np.float64]
+    """x1, y1, x2, y2 in pixels: four rows."""
+    flags: NDArray[np.uint8]
+    """1: difficult, 2: truncated, 4: occluded."""
+    kinds: NDArray[Any]
+    """Places in `attributes`."""
+    attributes: list[tuple[tuple[str, str], ...]]
+    scores: NDArray[np.float64]
+    """`nan` where there is none."""
+
+
+def objects(parts: Sequence[bytes], summary: Summary) -> Objects:
+    """Return the objects of a range."""
+    import numpy as np
+
+    each = [details.objects() for details in _all_details(parts, summary)]
+    attributes = [kind for found in each for kind in found.attributes]
+    starts = accumulate((len(found.attributes) for found in each), initial=0)
+    kinds = [found.kinds + start for found, start in zip(each, starts, strict=False)]
+    counts, labels, flags, scores = (
+        np.concatenate([getattr(found, name) for found in each]) for name in ("counts", "labels", "flags", "scores")
+    )
+    edges = np.concatenate([found.edges for found in each], axis=1)
+    return Objects(counts, labels, edges, flags, np.concatenate(kinds), attributes, scores)
+
+
+def has_more(parts: Sequence[bytes], summary: Summary) -> bool:
+    """Tell whether `more_of_objects` gives anything of an image."""
+    return any(details.has_more for details in _all_details(parts, summary))
+
+
+def more_of_objects(parts: Sequence[bytes], summary: Summary) -> list[tuple[Any, ...]]:
+    """Return for each image what `objects` leaves out: its labels, its captions, and the extras of its objects."""
+    return [each for details in _all_details(parts, summary) for each in details.more(summary.labels)]
+
+
 def sources(parts: Sequence[bytes], summary: Summary) -> list[str]:
     """Return the files that the annotations of a range were read from; '' where there is none."""
     found = chain.from_iterable(details.sources() for details in _all_details(parts, summary))
@@ -323,11 +366,17 @@ class _Details:
 
     def coordinates(self, boxes: slice) -> tuple[Sequence[float], ...]:
         """Return x1, y1, x2, y2 of boxes."""
+        sides = tuple(side[boxes] for side in self._sides())
         if self._columns.is_floats(3):
-            return tuple(self._columns.floats(3 + n, self._boxes)[boxes] for n in range(4))
-        x1, y1, width, height = (self._columns.numbers(3 + n, self._boxes)[boxes] for n in range(4))
+            return sides
+        x1, y1, width, height = sides
         x2, y2 = map(add, x1, width), map(add, y1, height)
         return list(map(float, x1)), list(map(float, y1)), list(map(float, x2)), list(map(float, y2))
+
+    def _sides(self) -> list[Sequence[float]]:
+        """Return x1, y1, and x2, y2 or width and height, of all boxes as they are stored."""
+        read = self._columns.floats if self._columns.is_floats(3) else self._columns.numbers
+        return [read(3 + n, self._boxes) for n in range(4)]
 
     def sizes(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return widths and heights of all boxes."""
@@ -344,6 +393,35 @@ class _Details:
             return width * height
         extras, _ = shapes.get_extras(self._columns, _DETAILS_COLUMNS, self._boxes, self.rows)
         return shapes.outline_areas(extras, width * height)
+
+    def objects(self) -> Objects:
+        """Return the objects as arrays."""
+        import numpy as np
+
+        columns, count = self._columns, self._boxes
+        labels, flags, kinds = (as_array(columns.numbers(n, count)) for n in (2, 7, 12))
+        edges = np.array([as_float64(side) for side in self._sides()]).reshape(4, count)
+        if not columns.is_floats(3):
+            edges[2:] += edges[:2]
+        scores = shapes.get_scores(columns, _DETAILS_COLUMNS, count)
+        counts = as_array(self._objects).astype(np.int64)
+        return Objects(counts, labels, edges, flags, kinds.astype(np.int64), self.kinds(), scores)
+
+    @property
+    def has_more(self) -> bool:
+        return self._columns.has(_DETAILS_COLUMNS) or any(self._columns.numbers(13, self.rows))
+
+    def more(self, labels: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+        """Yield labels, captions and extras of each image."""
+        columns = self._columns
+        counts = columns.numbers(13, self.rows)
+        of_images = _split([labels[n] for n in columns.numbers(14, sum(counts))], counts)
+        extras: Iterable[tuple[Extra | None, ...]] = repeat((), self.rows)
+        captions: Iterable[tuple[str, ...]] = repeat((), self.rows)
+        if columns.has(_DETAILS_COLUMNS):
+            found, captions = shapes.get_extras(columns, _DETAILS_COLUMNS, self._boxes, self.rows)
+            extras = _split(found, self._objects)
+        return zip(of_images, captions, extras, strict=True)
 
     def count_kinds(self) -> Counter[tuple[str, int]]:
         return shapes.count_kinds(self._columns, _DETAILS_COLUMNS, self._boxes)

@@ -27,7 +27,7 @@ from datacache.annotations.shapes.outline import (
     ring_ends,
     rings,
 )
-from datacache.annotations.table.columns import ColumnReader, ColumnWriter
+from datacache.annotations.table.columns import ColumnReader, ColumnWriter, as_array
 
 if TYPE_CHECKING:
     import numpy as np
@@ -194,6 +194,27 @@ def get_extras(
         extras[place] = _extra((shape, keypoints, track - 1, group - 1, score, authors[author], area))
     of_images = (tuple(captions[a:b]) for a, b in pairwise(accumulate(caption_counts, initial=0)))
     return extras, of_images
+
+
+def get_scores(columns: ColumnReader, first: int, boxes: int) -> NDArray[np.float64]:
+    """Read the scores of all boxes in what `put_extras` wrote from column `first` on, `nan` for none. Nothing else is
+    unpacked."""
+    import numpy as np
+
+    scores = np.full(boxes, np.nan)
+    if not columns.has(first):
+        return scores
+    count = columns.numbers(first, 1)[0]
+    kinds = [kind & 3 for kind in columns.numbers(first + 2, count)]
+    ring_counts = columns.numbers(first + 3, kinds.count(_POLYGON))
+    poses = columns.numbers(first + 10, count)
+    rings = any(columns.numbers(first + 4, sum(ring_counts)))
+    has_points = rings or _ROTATED in kinds or any(size > 1 for size in poses)
+    at = first + 15 + 2 * has_points
+    present = as_array(columns.numbers(at, count)).astype(bool)
+    places = np.cumsum(as_array(columns.numbers(first + 1, count)), dtype=np.int64)
+    scores[places[present]] = columns.floats(at + 1, int(present.sum()))
+    return scores
 
 
 def count_kinds(columns: ColumnReader, first: int, boxes: int) -> Counter[tuple[str, int]]:

@@ -156,6 +156,15 @@ class _Counted(Generic[_K]):
         yield from self._columns[1:]
 
 
+class LoadedRange(NamedTuple):
+    """A range, uncompressed."""
+
+    first: int
+    """Number of its first row in the table."""
+    summary: Summary
+    details: list[bytes]
+
+
 class TableBuilder(AbstractContextManager["TableBuilder"]):
     """Takes ranges in the order of their paths; `finish` gives the root. Memory follows one range, not the table.
 
@@ -295,10 +304,18 @@ class Table:
         """Yield all rows in the byte order of their paths, streamed."""
         return self._rows(range(self._count))
 
-    def rows_without(self, other: Table) -> Iterator[Row]:
-        """Yield the rows of those ranges that another table does not have."""
+    def numbers_without(self, other: Table) -> list[int]:
+        """Return the numbers of those ranges that another table does not have."""
         shared = {tuple(other._range_blobs(number)) for number in range(other._count)}
-        return self._rows([n for n in range(self._count) if tuple(self._range_blobs(n)) not in shared])
+        return [n for n in range(self._count) if tuple(self._range_blobs(n)) not in shared]
+
+    def loaded(self, numbers: Sequence[int]) -> Iterator[LoadedRange]:
+        """Yield some ranges, streamed."""
+        for part in _in_parts(numbers, _DETAILS_AHEAD):
+            details = self.details(part)
+            raws = _fetch(self._load, [self._blobs[number] for number in part])
+            for number in part:
+                yield LoadedRange(self._rows_at[number], Summary(raws[self._blobs[number]]), details[number])
 
     def row(self, path: str) -> Row | None:
         """Return the row of an image, or None if there is none of this path."""
@@ -411,11 +428,8 @@ class Table:
         return {n for n, (a, b) in enumerate(pairwise(self._labels_at)) if id in ids[a:b]}
 
     def _rows(self, numbers: Sequence[int]) -> Iterator[Row]:
-        for part in _in_parts(numbers, _DETAILS_AHEAD):
-            details = self.details(part)
-            raws = _fetch(self._load, [self._blobs[number] for number in part])
-            for number in part:
-                yield from ranges.decode_details(details[number], Summary(raws[self._blobs[number]]))
+        for _, summary, details in self.loaded(numbers):
+            yield from ranges.decode_details(details, summary)
 
 
 def _key(path: str) -> bytes:
