@@ -112,6 +112,10 @@ if TYPE_CHECKING:
     from datacache.api.training import measure_loading as measure_loading
     from datacache.api.training import open_tasks as open_tasks
     from datacache.api.training import worker_counts as worker_counts
+    from datacache.api.versions import Descendants as Descendants
+    from datacache.api.versions import VersionCounts as VersionCounts
+    from datacache.api.versions import descendants as descendants
+    from datacache.api.versions import version_counts as version_counts
     from datacache.catalog import refs as _refs
     from datacache.catalog.access import Access as Access
     from datacache.catalog.access import access_of as access_of

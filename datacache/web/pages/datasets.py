@@ -1,4 +1,4 @@
-"""Data sets, and the versions of one."""
+"""The data sets, and a picture of each."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ def routes(site: Site) -> list[Route]:
     """Return the pages of data sets."""
     return [
         site.get("/", datasets),
-        site.get("/d/{name:path}", dataset),
         site.get("/cover/{name:path}", cover, decodes=True),
     ]
 
@@ -44,21 +43,6 @@ def datasets(site: Site, request: Request) -> Response:
     return render(request, "datasets.html", rows=rows, q=asked.get("q", ""), after=after)
 
 
-def dataset(site: Site, request: Request) -> Response:
-    """List the versions of a data set, the newest first, and what each was made from."""
-    name = request.path_params["name"]
-    dataset = site.dataset(name)
-    records = site.catalog.snapshots(name)[::-1]
-    asked = dict(asked_of(request.scope["query_string"]))
-    start = next((n for n, record in enumerate(records) if record.id == asked.get("from")), 0)
-    tags: dict[str, list[str]] = {}
-    for tag, id in sorted(dataset.tags.items()):
-        tags.setdefault(id, []).append(tag)
-    versions = [(record, tags.get(record.id, []), _inputs(site, record)) for record in records[start:][:_LISTED]]
-    older = records[start + _LISTED].id if len(records) > start + _LISTED else ""
-    return render(request, "dataset.html", dataset=dataset, versions=versions, older=older, total=len(records))
-
-
 def cover(site: Site, request: Request) -> Response:
     """Return a small picture of a data set's newest version."""
     with api.open_snapshot(site.record(request.path_params["name"]).ref, site.settings) as snapshot:
@@ -68,9 +52,3 @@ def cover(site: Site, request: Request) -> Response:
             raise PathNotFoundError("there is no image", path="")
         data = site.thumbnails.get(snapshot, path.decode("utf-8", "surrogateescape"))
     return Response(data, media_type="image/jpeg", headers={"cache-control": "private, max-age=60"})
-
-
-def _inputs(site: Site, record: api.SnapshotRecord) -> list[str]:
-    """Return what a version was made from; of data sets that may not be seen, no name."""
-    inputs = record.lineage.inputs if record.lineage else ()
-    return [ref if site.may_see(ref.partition("@")[0]) else "" for ref in inputs]
