@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from datacache.core.errors import UsageError
-from datacache.core.progress import Bar, bar
+from datacache.core.progress import ProgressBar, bar
 
 SHOWN = 50
 """Lines of a listing for people, of which `--json` has all."""
@@ -62,7 +62,7 @@ def printable(text: str) -> str:
 class Progress:
     """A bar that is updated in place; without a `bar`, a line for `say` now and then."""
 
-    def __init__(self, say: Callable[[str], None], bar: Bar | None = None) -> None:
+    def __init__(self, say: Callable[[str], None], bar: ProgressBar | None = None) -> None:
         self._say, self._bar = say, bar
         self._last = time.monotonic()
 

@@ -11,5 +11,6 @@ cat <<'NEXT'
 
 dsctl is in .venv/bin:  . .venv/bin/activate
   dsctl warm NAME@v1 --wait     fetch all of a snapshot now
+  dsctl ui                      data sets and their images in a browser
   dsctl doctor                  when something does not work
 NEXT

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from functools import wraps
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from datacache.core.progress import Bar, bar
+from datacache.core.progress import ProgressBar, bar
 from datacache.settings import Settings, format_bytes, load_settings
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ Tell = Callable[..., None]
 
 
 @contextmanager
-def shown(settings: Settings, progress: Tell | None, drawing: Callable[[Bar], Tell]) -> Iterator[Tell]:
+def shown(settings: Settings, progress: Tell | None, drawing: Callable[[ProgressBar], Tell]) -> Iterator[Tell]:
     """Give the caller's `progress`; without one, what draws a bar, unless a setting says not to or nobody looks."""
     if progress is not None:
         yield progress
@@ -33,7 +33,7 @@ def shown(settings: Settings, progress: Tell | None, drawing: Callable[[Bar], Te
         yield _nothing if drawn is None else drawing(drawn)
 
 
-def shows(drawing: Callable[[Bar], Tell]) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+def shows(drawing: Callable[[ProgressBar], Tell]) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
     """Make a function with the keywords `settings` and `progress` draw a bar where its caller gives no `progress`."""
 
     def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
@@ -53,34 +53,34 @@ def _nothing(*_far: object) -> None:
     pass
 
 
-def of_images(drawn: Bar) -> Tell:
+def of_images(drawn: ProgressBar) -> Tell:
     """Draw `progress(what, done, total)` of images."""
     return lambda what, done, total: drawn.update(f"{what} {done:,} images", done, total)
 
 
-def of_samples(drawn: Bar) -> Tell:
+def of_samples(drawn: ProgressBar) -> Tell:
     """Draw `progress(what, done, total, bytes)` of samples that are written into shards."""
     return lambda what, done, total, size: drawn.update(
         f"{what} {done:,} samples" + (f", {format_bytes(size)}" if size else ""), done, total
     )
 
 
-def of_files(drawn: Bar) -> Tell:
+def of_files(drawn: ProgressBar) -> Tell:
     """Draw `progress(files, bytes)`, where nobody knows how many there are."""
     return lambda done, size: drawn.update(f"{done:,} files, {format_bytes(size)}")
 
 
-def of_all_files(drawn: Bar) -> Tell:
+def of_all_files(drawn: ProgressBar) -> Tell:
     """Draw `progress(done, files, bytes)`."""
     return lambda done, total, size: drawn.update(f"{done:,} of {total:,} files, {format_bytes(size)}", done, total)
 
 
-def of_checks(drawn: Bar) -> Tell:
+def of_checks(drawn: ProgressBar) -> Tell:
     """Draw `progress(done, total)` of files or shards that are checked."""
     return lambda done, total: drawn.update(f"checking {done:,} of {total:,}", done, total)
 
 
-def of_lines(drawn: Bar) -> Tell:
+def of_lines(drawn: ProgressBar) -> Tell:
     """Draw `progress(JsonlProgress)`."""
 
     def tell(far: JsonlProgress) -> None:
@@ -91,6 +91,6 @@ def of_lines(drawn: Bar) -> Tell:
     return tell
 
 
-def of_words(drawn: Bar) -> Tell:
+def of_words(drawn: ProgressBar) -> Tell:
     """Draw `progress(text)`."""
     return drawn.update

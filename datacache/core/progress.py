@@ -21,7 +21,7 @@ _drawn = threading.Lock()  # held by the bar that is drawn
 _Draw = Callable[[str, float, float | None], None]
 
 
-class Bar:
+class ProgressBar:
     """A bar (or, while the total is not known, a count) that is updated in place."""
 
     def __init__(self, begin: Callable[[str], AbstractContextManager[_Draw]], after_s: float) -> None:
@@ -44,7 +44,7 @@ class Bar:
 
 
 @contextmanager
-def bar(text: str, *, wanted: bool = True, after_s: float = 0.0) -> Iterator[Bar | None]:
+def bar(text: str, *, wanted: bool = True, after_s: float = 0.0) -> Iterator[ProgressBar | None]:
     """Draw a bar until the end, from its first update after `after_s` seconds on; without these, at once. None where
     nobody looks, another one is drawn, or it is not `wanted`."""
     drawing = _drawing() if wanted else None
@@ -52,7 +52,7 @@ def bar(text: str, *, wanted: bool = True, after_s: float = 0.0) -> Iterator[Bar
         yield None
         return
     try:
-        shown = Bar(drawing, after_s)
+        shown = ProgressBar(drawing, after_s)
         with shown.closing:
             if not after_s:
                 shown.update(text)

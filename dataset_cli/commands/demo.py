@@ -2,11 +2,11 @@
 
 It draws masked and bare faces into a bucket (a folder), snapshots it, mounts the snapshot, reads two epochs, and
 compares every byte with the bucket; then it converts the annotations from VOC to YOLO and draws a picture of some
-images with their boxes. Where PyTorch is installed, it ends with a small detector that is trained from shards of the
-images (`demo/`; `examples/mask_detection` is the same at more length, for any data). It has a home of its own in the
-demo's folder, so nothing of the user's is touched, and cleans up whatever happens but for the pictures, `preview.png`
-and `predictions.png` where it was called (or in `--dir`); with `--keep`, folder and snapshots stay and can be looked
-at.
+images with their boxes. Where PyTorch is installed, it trains a small detector from shards of the images (`demo/`;
+`examples/mask_detection` is the same at more length, for any data). At the end it offers, on a terminal, to show all of
+it on the page of `dsctl ui` until Ctrl-C. It has a home of its own in the demo's folder, so nothing of the user's is
+touched, and cleans up whatever happens but for the pictures, `preview.png` and `predictions.png` where it was called
+(or in `--dir`); with `--keep`, folder and snapshots stay and can be looked at.
 
 With `--json`: `{"ok", "snapshot", "mounted", "epochs": [{"files", "bytes", "seconds", "files_per_s"}],
 "tiers", "compared_files", "converted", "preview", "training", "home", "bucket", "kept"}`, where training is null or
@@ -18,7 +18,9 @@ from __future__ import annotations
 
 import os
 import random
+import shlex
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -37,6 +39,7 @@ from datacache.core.errors import CacheError, DaemonError, MountError, UsageErro
 from datacache.settings import format_bytes
 from dataset_cli.app import FOLDER, App, command
 from dataset_cli.commands.snapshot import as_json
+from dataset_cli.commands.ui import page_is_installed, serve_page
 
 if TYPE_CHECKING:
     from datacache.settings import Settings
@@ -50,12 +53,14 @@ _KEPT = (
     f"  dsctl query {_NAME}@{_TAG} --label without_mask --min-objects 2",
     f"  mkdir -p /tmp/mask && dsctl mount {_YOLO}@{_TAG} /tmp/mask && ls /tmp/mask",
 )
+_NO_PAGE = "the page needs more packages: pip install 'dsctl[ui]'"
 _GONE = (
     "Everything is cleaned up. Try next, with your own data:",
     "  dsctl snapshot create faces --from s3://BUCKET/PREFIX --tag v1",
     "  dsctl convert faces@v1 --to yolo --as faces-yolo --split train=0.8,val=0.2",
     "  dsctl mount faces-yolo DIR",
     "or keep the demo's to play with: dsctl demo --keep",
+    "or look at the demo's in a browser: dsctl demo --page",
 )
 
 
@@ -72,7 +77,8 @@ _GONE = (
     metavar="SECONDS",
     help="How long to train, where PyTorch is installed; 0: not at all.",
 )
-def demo(app: App, directory: Path | None, keep: bool, count: int, train_s: float) -> None:
+@click.option("--page/--no-page", default=None, help="At the end, show it in a browser until Ctrl-C, or do not ask.")
+def demo(app: App, *, directory: Path | None, keep: bool, count: int, train_s: float, page: bool | None) -> None:
     """Try everything on a small drawn dataset.
 
     Snapshots it, mounts it, reads two epochs, compares every byte, converts it to YOLO, draws preview.png, trains a
@@ -119,6 +125,7 @@ def demo(app: App, directory: Path | None, keep: bool, count: int, train_s: floa
             training = _train(app, converted.ref, bucket=bucket, picture=place, seconds=train_s, settings=settings)
         with closing(api.open_catalog(settings)) as catalog:
             shown, as_yolo = (as_json(each, catalog.dataset(each.dataset)) for each in (record, converted))
+        _show_page(app, settings, page)
     app.out.result(
         {
             "ok": True,
@@ -135,17 +142,39 @@ def demo(app: App, directory: Path | None, keep: bool, count: int, train_s: floa
             "kept": keep,
         }
     )
-    unset = ["  unset DATACACHE_CATALOG"] if os.environ.get("DATACACHE_CATALOG") else []
-    app.out.lines(
-        [
-            "",
-            *(
-                [f"All of it is in {folder}. Try next:", f"  export DATACACHE_HOME={home}", *unset, *_KEPT]
-                if keep
-                else _GONE
-            ),
-        ]
-    )
+    app.out.lines(["", *(_kept(folder, home) if keep else _GONE)])
+
+
+def _kept(folder: Path, home: Path) -> Iterator[str]:
+    """Yield lines to type next, the page first."""
+    foreign = bool(os.environ.get("DATACACHE_CATALOG"))
+    yield f"All of it is in {folder}. Look at it in a browser:"
+    if page_is_installed():
+        variables = f"{'env -u DATACACHE_CATALOG ' if foreign else ''}DATACACHE_HOME={shlex.quote(str(home))}"
+        yield f"  {variables} dsctl ui"
+    else:
+        yield f"  {_NO_PAGE}"
+    yield "and try next:"
+    yield f"  export DATACACHE_HOME={shlex.quote(str(home))}"
+    if foreign:
+        yield "  unset DATACACHE_CATALOG"
+    yield from _KEPT
+
+
+def _show_page(app: App, settings: Settings, wanted: bool | None) -> None:
+    """Serve the page of the demo's data sets until Ctrl-C. None: where somebody is there and wants it."""
+    if wanted is None and not app.out.json and sys.stdin.isatty() and sys.stdout.isatty():
+        if not page_is_installed():
+            app.out.line(f"page      left out: {_NO_PAGE}")
+            return
+        wanted = click.confirm("page      Look at these data sets in a browser now?", default=True)
+    if not wanted:
+        return
+    if not page_is_installed():
+        raise UsageError(f"--page: {_NO_PAGE}")
+    app.out.line("page      until Ctrl-C, at")
+    with suppress(KeyboardInterrupt):
+        serve_page(app, settings, browser=True, port=0)
 
 
 def _folder(directory: Path | None, keep: bool, cleanup: ExitStack) -> Path:

@@ -5,11 +5,15 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from datacache.core.errors import UsageError
 from dataset_cli.app import App, command
+
+if TYPE_CHECKING:
+    from datacache.settings import Settings
 
 _NEEDS = ("starlette", "uvicorn", "jinja2")
 
@@ -30,16 +34,28 @@ def ui(app: App, /, *, host: str, port: int, read_only: bool, no_browser: bool) 
     machine, DATACACHE_UI_HOSTS says by which names browsers come, and DATACACHE_UI_USER_HEADER which header of a proxy
     names the user: then there is no link.
     """
-    if any(find_spec(name) is None for name in _NEEDS):
+    if not page_is_installed():
         raise UsageError("the page needs more packages", hint="Install them: pip install 'dsctl[ui]'")
+    serve_page(app, app.settings, host=host, port=port, read_only=read_only, browser=not no_browser)
+
+
+def page_is_installed() -> bool:
+    """Tell whether the extra `ui` is there."""
+    return all(find_spec(name) is not None for name in _NEEDS)
+
+
+def serve_page(app: App, settings: Settings, *, browser: bool, **where: Any) -> None:
+    """Serve the page until Ctrl-C, and print its links; on a terminal, a `browser` opens the first. `where` are the
+    options of `serve`."""
     from datacache.web.server import serve
     from dataset_cli.commands.writes import lines_of_mounts, state_of_mounts
 
-    opened = no_browser or not sys.stdout.isatty()
+    opened = not browser or not sys.stdout.isatty()
 
     def announce(url: str) -> None:
         nonlocal opened
         app.out.lines([url])
+        sys.stdout.flush()
         if not opened:
             opened = True
             import webbrowser
@@ -47,8 +63,7 @@ def ui(app: App, /, *, host: str, port: int, read_only: bool, no_browser: bool) 
             webbrowser.open(url)
 
     def mounts() -> list[list[str]]:
-        return [*lines_of_mounts(state_of_mounts(app.settings))]
+        return [*lines_of_mounts(state_of_mounts(settings))]
 
     # The page says how far it is; the terminal has its links and what was refused.
-    settings = replace(app.settings, progress=False)
-    serve(settings, announce, mounts, host=host, port=port, read_only=read_only)
+    serve(replace(settings, progress=False), announce, mounts, **where)

@@ -10,9 +10,12 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
+from urllib.request import HTTPCookieProcessor, build_opener
 
 import pytest
 from PIL import Image
@@ -310,14 +313,51 @@ def test_the_demo_goes_all_the_way_and_leaves_a_picture_alone(
 
 
 def test_a_demo_that_is_kept_can_be_looked_at(dsctl: Dsctl, tmp_path: Path) -> None:
-    folder = tmp_path / "demo"
-    assert "Try next" in dsctl("demo", "--count", "5", "--train", "0", "--dir", folder, "--keep").out
+    folder = tmp_path / "the demo"
+    lines = dsctl("demo", "--count", "5", "--train", "0", "--dir", folder, "--keep").out.splitlines()
+    [command] = [line for line in lines if line.endswith(" dsctl ui")]
+    with _running(["bash", "-c", f"{command.replace('dsctl ui', f'{PROGRAM} ui --port 0')}"], tmp_path) as page:
+        assert b"mask-yolo" in _visit(page)
     assert dsctl("snapshot", "show", "mask@v1", DATACACHE_HOME=str(folder / "home")).code == 0
     assert dsctl("snapshot", "show", "mask-yolo@v1", DATACACHE_HOME=str(folder / "home")).code == 0
     assert (folder / "preview.png").stat().st_size > 10_000
     assert dsctl("demo", "--count", "3", "--train", "0", "--dir", folder).code == 0
     (folder / "mine").touch()
     assert dsctl("demo", "--dir", folder).code == 2
+
+
+def test_a_demo_ends_with_its_page_and_then_cleans_up(home: Path, tmp_path: Path) -> None:
+    words = ["demo", "--count", "3", "--train", "0", "--page"]
+    with _running([sys.executable, "-m", "dataset_cli", *words], tmp_path) as page:
+        assert b"mask-yolo" in _visit(page)
+        page.send_signal(signal.SIGINT)
+        out, _ = page.communicate(timeout=60)
+        assert page.returncode == 0
+        assert "Everything is cleaned up" in out
+    assert [path.name for path in tmp_path.iterdir() if path != home] == ["preview.png"]
+
+
+PROGRAM = f"env PYTHONPATH={ROOT} {sys.executable} -m dataset_cli"
+
+
+@contextmanager
+def _running(words: list[str], folder: Path) -> Iterator[subprocess.Popen[str]]:
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(folder)}
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment, cwd=folder) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def _visit(page: subprocess.Popen[str]) -> bytes:
+    """Return the first page behind the link that `dsctl ui` prints."""
+    assert page.stdout is not None
+    link = next(line.strip() for line in page.stdout if line.startswith("http://"))
+    browser = build_opener(HTTPCookieProcessor())
+    browser.open(link, timeout=60).close()
+    with browser.open(link.partition("?")[0], timeout=60) as answer:
+        return answer.read()
 
 
 def test_a_demo_says_why_it_trains_nothing(dsctl: Dsctl, tmp_path: Path) -> None:
