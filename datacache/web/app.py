@@ -24,13 +24,41 @@ from datacache.core.errors import (
 from datacache.settings import Settings
 from datacache.web.access import LOOPBACK, Guard, OneTimeLinks
 from datacache.web.opened import Opening
-from datacache.web.pages import datasets, images, jobs, lineage, marks, node, plots, visitors
+from datacache.web.pages import (
+    datasets,
+    images,
+    jobs,
+    lineage,
+    marks,
+    node,
+    plots,
+    selecting,
+    visitors,
+)
 from datacache.web.rendering import render
 from datacache.web.site import Site
 
 _log = logging.getLogger(__name__)
-_PAGES: Final = (datasets, images, jobs, lineage, marks, node, plots, visitors)
-_SCRIPTS: Final = ("page.js", "htmx.min.js", "zoom.js", "save.js", "mark.js", "node.js")
+_PAGES: Final = (
+    datasets,
+    images,
+    jobs,
+    lineage,
+    marks,
+    node,
+    plots,
+    selecting,
+    visitors,
+)
+_SCRIPTS: Final = (
+    "htmx.min.js",
+    "mark.js",
+    "node.js",
+    "page.js",
+    "save.js",
+    "select.js",
+    "zoom.js",
+)
 _STATIC: Final = {"style.css": "text/css", "icon.svg": "image/svg+xml", **dict.fromkeys(_SCRIPTS, "text/javascript")}
 _STATUS: Final[tuple[tuple[type[DatacacheError], int], ...]] = (
     (SnapshotNotFoundError, 404),
