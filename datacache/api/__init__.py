@@ -1,9 +1,10 @@
 """The one door to datacache: what users and the edges call, and the only place where layers are put together.
 
 `opening` opens what can be read or written, `snapshots` makes and keeps them, `annotations` is about what is in the
-images, `node` about the cache of this machine, `training` about queues of tasks and how fast samples come. Functions
-take `settings`; without them they load them from the environment. Any thread may call them. The rest are parts of lower
-layers that the edges need, mostly the classes of what these functions take and return.
+images, `marks` about what people mark on them, `node` about the cache of this machine, `training` about queues of tasks
+and how fast samples come. Functions take `settings`; without them they load them from the environment. Any thread may
+call them. The rest are parts of lower layers that the edges need, mostly the classes of what these functions take and
+return.
 """
 
 from __future__ import annotations
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
     from datacache.api.annotations import stats as stats
     from datacache.api.annotations import subset as subset
     from datacache.api.annotations import verify_shards as verify_shards
+    from datacache.api.marks import commit_marks as commit_marks
     from datacache.api.node import cache_status as cache_status
     from datacache.api.node import cancel_job as cancel_job
     from datacache.api.node import cluster_status as cluster_status
@@ -147,6 +149,8 @@ if TYPE_CHECKING:
     from datacache.manifest.model import Entry as Entry
     from datacache.manifest.model import Held as Held
     from datacache.manifest.model import SnapshotRecord as SnapshotRecord
+    from datacache.marking.commit import Committed as Committed
+    from datacache.marking.commit import Left as Left
     from datacache.marking.drafts import Draft as Draft
     from datacache.marking.drafts import DraftCount as DraftCount
     from datacache.marking.drafts import MarkedObject as MarkedObject

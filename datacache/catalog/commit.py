@@ -113,8 +113,10 @@ def commit_manifest(
     packs: Iterable[BlobId] = (),
     objects: ObjectWriter | None = None,
     warnings: Sequence[str] = (),
+    check: Callable[[SnapshotRecord], None] | None = None,
 ) -> SnapshotRecord:
     """Finish the manifest and make it the dataset's latest snapshot. Idempotent: the same entries give the same id.
+    `check` is as for `Catalog.commit`.
 
     First the data set inherits the access lists of the lineage's inputs (`catalog.access`). With `objects`, what was
     stored through it is looked for again where it may be gone.
@@ -144,7 +146,13 @@ def commit_manifest(
     )
     needs = blobs_of(BlobId(bytes.fromhex(id)), root)
     kind = kind_of(lineage)
-    check = None if naming.replace else lambda latest: check_kind(latest, kind)
+
+    def check_latest(latest: SnapshotRecord) -> None:
+        if not naming.replace:
+            check_kind(latest, kind)
+        if check is not None:
+            check(latest)
+
     if objects is not None:
         objects.confirm(Manifest(root, catalog.get_blobs))
     if not naming.replace:
@@ -152,13 +160,29 @@ def commit_manifest(
     inherit_access(catalog, name, (ref.partition("@")[0] for ref in lineage.inputs))
     stored = any(source.content_addressed and source != PACKS for source in root.sources)
     if lineage.inputs and stored and catalog.snapshot(name, id) is None:  # its objects may be those of its inputs
-        _make_visible(catalog, record, needs, check)
+        _make_visible(catalog, record, needs, check_latest)
         try:
-            return catalog.commit(record, tags=tags, move_tags=move_tags, needs=needs)
+            return catalog.commit(record, tags=tags, move_tags=move_tags, needs=needs, check=check and _is_latest(id))
+        except _OvertakenError:  # by a version that was made of this one: it stays the latest
+            for tag in tags:
+                catalog.set_tag(name, tag, id, move=move_tags)
+            return record
         except TagExistsError:  # the tag was free above
             _take_back(catalog, record)
             raise
-    return catalog.commit(record, tags=tags, move_tags=move_tags, needs=needs, check=check)
+    return catalog.commit(record, tags=tags, move_tags=move_tags, needs=needs, check=check_latest)
+
+
+class _OvertakenError(Exception):
+    """Another snapshot has become the latest."""
+
+
+def _is_latest(id: str) -> Callable[[SnapshotRecord], None]:
+    def check(latest: SnapshotRecord) -> None:
+        if latest.id != id:
+            raise _OvertakenError
+
+    return check
 
 
 def _make_visible(

@@ -169,9 +169,11 @@ class Inputs:
         known = (table.meta.get("identifiers", {}).items() for table in reversed(self.tables))
         return {label: id for label, id in chain.from_iterable(known) if rename.get(label, label) == label}
 
-    def images(self, source: Callable[[Source], int], problems: list[Problem]) -> Iterator[Found]:
-        """Yield the images that can be used, each once. `source` gives the sources of manifests their number in the
-        result."""
+    def images(
+        self, source: Callable[[Source], int], problems: list[Problem], *, unusable: bool = False
+    ) -> Iterator[Found]:
+        """Yield the images that can be used, each once; with `unusable` also the others, as not annotated. `source`
+        gives the sources of manifests their number in the result."""
         several = len(self._snapshots) > 1
         contents: ImageContents | None = None
         if several:
@@ -185,7 +187,8 @@ class Inputs:
             for row, at, entry in with_entries(manifest, table.rows()):
                 if splits.listed is not None:
                     splits.listed.found(row.path.encode("utf-8", "surrogateescape"))
-                if row.annotation is None:
+                own = row.annotation or (Annotation(row.path, 0, 0) if unusable else None)
+                if own is None:
                     continue
                 others = [] if contents is None else self._others(contents, number, at)
                 if others and others[0][0] < number:
@@ -193,7 +196,7 @@ class Inputs:
                     continue
                 key = entry.key if entry.key is not None else prefixes[entry.source] + entry.path
                 entered = entry._replace(key=key, source=sources[entry.source])
-                said = [(number, row.annotation), *others]
+                said = [(number, own), *others]
                 refs = [self._snapshots[of].record.ref for of, _ in said] if several else []
                 yield Found(row, at, entered, [annotation for _, annotation in said], splits, refs)
             for first, paths in repeats.items():

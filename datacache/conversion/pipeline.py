@@ -18,7 +18,9 @@ from xxhash import xxh3_64_intdigest
 from datacache.annotations.classes import class_order, spelled_alike
 from datacache.annotations.formats.metadata import is_metadata
 from datacache.annotations.image_header import jpeg_end
-from datacache.annotations.model import HALVES, Action, Annotation, Problem, quote, truncated_image, unforeseen
+from datacache.annotations.model import HALVES, Action, Annotation, Box, Problem, quote, truncated_image, unforeseen
+from datacache.annotations.shapes.outline import NOTHING
+from datacache.annotations.table.ranges import Row
 from datacache.catalog.base import Catalog
 from datacache.catalog.commit import check_target, commit_manifest
 from datacache.catalog.objects import NewFiles, ObjectWriter
@@ -52,6 +54,21 @@ _BARE_HINT = (
 )
 
 
+class Marks(NamedTuple):
+    """Give some images other annotations than their files do."""
+
+    marked: Callable[[Row], Annotation | None]
+    """Returns what an image has now; None for one that stays as it is."""
+    labels: Collection[str]
+    """Of all objects that it gives."""
+    looked_at: Callable[[str], bool]
+    """Tells whether objects were looked for in the image of this path: it is annotated, also where it has none."""
+    placed: Callable[[str, str], None]
+    """Is told of each image in the result its path in the source, and the one that it has now."""
+    skip_predictions: bool = False
+    """Leave out objects with a score. Otherwise `UsageError` for one in a format without scores."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """The request for a conversion."""
@@ -71,12 +88,17 @@ class Plan:
     operations: Operations | None = None
     fix: bool = False
     """Mend what a closer look finds (`problems`); of one snapshot."""
+    marks: Marks | None = None
+    """Of one snapshot. All its images are kept, in a split or in none, and those that are not annotated stay so where
+    the format can tell."""
     reencode_broken: bool = False
     """Write JPEGs with bytes behind their end anew, without these."""
     only: Collection[str] | None = None
     """These images and no others; None: all."""
     command: str = "convert"
     """The command in the snapshot's lineage."""
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    """More of them for the lineage."""
     lineage: Lineage | None = None
     """How the snapshot is made, where that is not by this plan."""
 
@@ -99,9 +121,11 @@ def run(
     open_objects: Callable[[], ObjectWriter],
     processes: int | None = None,
     progress: Progress = lambda _what, _done, _total: None,
+    check: Callable[[SnapshotRecord], None] | None = None,
 ) -> Conversion:
-    """Run a plan. Operations are for one snapshot alone. `ConversionError` under `strict` with every problem, and
-    nothing committed; `UsageError` for what cannot be meant; the store's and the catalog's errors."""
+    """Run a plan; `check` is as for `commit_manifest`. Operations are for one snapshot alone. `ConversionError` under
+    `strict` with every problem, and nothing committed; `UsageError` for what cannot be meant; the store's and the
+    catalog's errors."""
     if plan.to not in TARGETS:
         raise UsageError(f"{plan.to!r} is no format to convert to", hint=f"There are: {', '.join(TARGETS)}.")
     snapshot, refs = snapshots[0], tuple(each.ref for each in snapshots)
@@ -111,6 +135,11 @@ def run(
         plan.lineage or Lineage(plan.command, {"to": plan.to}, refs),
     )
     inputs = Inputs(catalog, snapshots, plan.reading, plan.splits, plan.rename, processes=processes, progress=progress)
+    if plan.marks is not None and inputs.unread:
+        raise UsageError(
+            f"{quote(inputs.unread)} cannot be read, and a version without it would have lost what it says",
+            hint="Mend the file in a new version first; dsctl stats --problems says what is wrong.",
+        )
     report = Report(images=sum(table.images for table in inputs.tables))
     # That a repeated box is kept is not so where it is mended, which is said then.
     report.problems += (each for each in inputs.problems() if not (plan.fix and each.code == "box-repeated"))
@@ -125,6 +154,7 @@ def run(
         inputs.skeletons(plan.rename),
         inputs.supercategories(plan.rename),
         inputs.identifiers(plan.rename),
+        lists_unannotated=plan.marks is None,
     )
     target = TARGETS[plan.to](about)
     sources: list[Source] = list(snapshot.manifest.root.sources)
@@ -152,7 +182,7 @@ def run(
         images = _ended(snapshot, images, files, report)
     if plan.strict and plan.operations:
         _expect_none_wrong(inputs, report)  # before any image is written anew
-    for entry in sorted_entries(_write(images, target, files, report, progress)):
+    for entry in sorted_entries(_write(images, target, files, report, progress, marks=plan.marks)):
         builder.add(entry)
     report.problems += inputs.unmatched()
     report.problems += losses.problems()
@@ -176,6 +206,7 @@ def run(
         lineage=plan.lineage or Lineage(plan.command, _parameters(plan, inputs.splits[0], order), refs),
         packs=files.packs,
         objects=files.opened_objects,
+        check=check,
     )
     return Conversion(record, report)
 
@@ -185,11 +216,12 @@ def _class_order(catalog: Catalog, plan: Plan, inputs: Inputs, report: Report) -
     where none would be left."""
     labels = inputs.labels()
     there = {total.label for total in labels}
+    marked = sorted(plan.marks.labels) if plan.marks else ()
     unknown = next((label for label in plan.rename if label not in there), None)
     if unknown is not None:
         hint = f"It has {', '.join(sorted(there)[:_SHOWN])}."
         raise UsageError(f"--map: {inputs.named} has no class {unknown!r}", hint=hint)
-    found = _renamed((total.label for total in labels if total.boxes), plan.rename)
+    found = _renamed((*(total.label for total in labels if total.boxes), *marked), plan.rename)
     order = class_order(
         found,
         given=plan.classes,
@@ -236,27 +268,22 @@ def _images(
     report: Report,
 ) -> Iterator[Image]:
     """Yield the images that go into the result, with what is left of their boxes."""
-    for image in inputs.images(files.source, report.problems):
+    for image in inputs.images(files.source, report.problems, unusable=plan.marks is not None):
         row, found, path = image.row, image.annotations, image.where + image.row.path
         if plan.only is not None and row.path not in plan.only:
             continue
-        if mending is not None:
-            if mending.is_left_out(row.path, report.problems):
-                continue
-            image = image._replace(annotations=[mending.mended(each, report.problems) for each in found])  # noqa: PLW2901
-            found = image.annotations
-        # Labels of whole images say nothing of objects, but to a format that has such labels.
-        annotated = target.of_objects and any(map(_says_objects, found))
-        if "labels" in target.holds and not annotated:
-            captioned = target.of_objects and "captions" in target.holds
-            annotated = any(each.labels or (captioned and each.captions) for each in found)
-        if not annotated:
+        if mending is not None and mending.is_left_out(row.path, report.problems):
+            continue
+        found = [_changed(each, row, plan, mending, target=target, report=report) for each in found]
+        image = image._replace(annotations=found)  # noqa: PLW2901
+        annotated = _is_annotated(row.path, found, plan.marks, target)
+        if not annotated and plan.marks is None:
             problem = _unannotated(image, plan, inputs, target)
             report.problems.append(problem)
             if problem.action == "skipped":
                 continue
         split = image.splits.of(found[0])
-        if split is None:
+        if split is None and plan.marks is None:
             message = f"{row.path} is in none of the lists of splits; it is left out"
             report.problems.append(Problem("not-in-split", "skipped", path, 0, message))
             continue
@@ -279,7 +306,49 @@ def _images(
         goes_on = any(problem.code == "image-goes-on" for problem in row.problems)
         objects = sum(len(each.boxes) for each in found)
         ref = image.refs[0] if image.refs else ""
-        yield Image(row.path, chosen, image.entry, image.number, split, annotated, objects, goes_on, ref)
+        yield Image(row.path, chosen, image.entry, image.number, split or "", annotated, objects, goes_on, ref)
+
+
+def _is_annotated(path: str, found: Sequence[Annotation], marks: Marks | None, target: Target) -> bool:
+    """Tell whether something is said of an image that the format holds. Labels of whole images say nothing of objects,
+    but to a format that has such labels."""
+    if target.of_objects and (any(map(_says_objects, found)) or (marks is not None and marks.looked_at(path))):
+        return True
+    captioned = target.of_objects and "captions" in target.holds
+    return "labels" in target.holds and any(each.labels or (captioned and each.captions) for each in found)
+
+
+def _changed(
+    annotation: Annotation, row: Row, plan: Plan, mending: Mending | None, *, target: Target, report: Report
+) -> Annotation:
+    """Return the annotation of an image as the plan mends it, or marks it."""
+    if mending is not None:
+        return mending.mended(annotation, report.problems)
+    return annotation if plan.marks is None else _marked(row, annotation, plan.marks, target)
+
+
+def _marked(row: Row, annotation: Annotation, marks: Marks, target: Target) -> Annotation:
+    """Return what an image has after the marks."""
+    annotation = marks.marked(row) or annotation
+    if not any(box.extra for box in annotation.boxes):
+        return annotation
+    boxes = annotation.boxes
+    if marks.skip_predictions:
+        boxes = tuple(box for box in boxes if (box.extra or NOTHING).score is None)
+    elif "score" not in target.holds and any((box.extra or NOTHING).score is not None for box in boxes):
+        raise UsageError(
+            f"{quote(row.path)} has predictions that nobody has accepted, and the format has no scores; nothing was "
+            "made",
+            hint="Accept or reject them, leave all out (--skip-predictions), or keep them: --to yolo-predictions.",
+        )
+    if "author" not in target.holds:  # whoever accepted a prediction is no loss to report
+        boxes = tuple(map(_without_author, boxes))
+    return annotation._replace(boxes=boxes)
+
+
+def _without_author(box: Box) -> Box:
+    extra = box.extra and box.extra._replace(author="")
+    return box if extra == box.extra else box._replace(extra=None if extra == NOTHING else extra)
 
 
 def _unannotated(image: Found, plan: Plan, inputs: Inputs, target: Target) -> Problem:
@@ -339,7 +408,13 @@ def _with_chosen_boxes(annotation: Annotation, plan: Plan, classes: frozenset[st
 
 
 def _write(
-    images: Iterable[Image], target: Target, files: NewFiles, report: Report, progress: Progress
+    images: Iterable[Image],
+    target: Target,
+    files: NewFiles,
+    report: Report,
+    progress: Progress,
+    *,
+    marks: Marks | None,
 ) -> Iterator[Entry]:
     """The entries of the result, in no particular order."""
     names = _Names()
@@ -351,7 +426,9 @@ def _write(
             annotation = image.annotation
             wanted = target.relative(_relative(annotation.path), image.split, annotation.labels)
             below = image.ref.partition("@")[0] if target.of_objects else ""
-            relative, problems = names.give(wanted, image, below=below)
+            # All splits share the names, so that another conversion can deal anew; marks leave them as they are.
+            apart = image.split if marks is not None and target.split_folders else ""
+            relative, problems = names.give(wanted, image, below=below, apart=apart)
             path = target.image_path(relative, image.split)
             try:
                 placed.append((image, fit(annotation, target.holds, report.problems)._replace(path=path)))
@@ -377,6 +454,8 @@ def _write(
             yield files.refer(entry._replace(path=annotation.path.encode("utf-8", "surrogateescape")))
             for name, data in own:
                 yield from files.add(name, data, entry.mtime_ns)
+            if marks is not None:
+                marks.placed(image.path, annotation.path)
             newest = max(newest, entry.mtime_ns)
             report.count(image, of_objects=target.of_objects)
             progress("writing", report.written, max(report.written, report.images))  # tiles are more than their images
@@ -404,24 +483,24 @@ class _Names:
         self._taken: set[int] = set()  # hashes: a million paths are a hundred megabytes
         self._next: dict[int, int] = {}  # of names that many images want, the first number that may be free
 
-    def give(self, wanted: str, image: Image, *, below: str) -> tuple[str, list[Problem]]:
+    def give(self, wanted: str, image: Image, *, below: str, apart: str = "") -> tuple[str, list[Problem]]:
         """The path below the folder of images, for an image or a part of one. Where it is taken it is tried `below`
-        another folder first."""
+        another folder first. Names that are `apart` may be equal."""
         relative = unchanged = wanted
         count = 1
-        while (key := _hash(stem(relative))) in self._taken:
+        while (key := _hash(f"{apart}\0{stem(relative)}")) in self._taken:
             if below:
                 relative = wanted = f"{below}/{wanted}"
                 below = ""
                 continue
             base, dot, extension = wanted.rpartition(".")
             if count == 2:
-                count = self._next.get(_hash(stem(wanted)), 2)
+                count = self._next.get(_hash(f"{apart}\0{stem(wanted)}"), 2)
             suffix = f"_{extension}" if count == 1 and dot else f"_{count}"
             relative, count = f"{base or wanted}{suffix}{dot}{extension if dot else ''}", count + 1
         self._taken.add(key)
         if count > 2:
-            self._next[_hash(stem(wanted))] = count
+            self._next[_hash(f"{apart}\0{stem(wanted)}")] = count
         if relative == unchanged:
             return relative, []
         message = (
@@ -471,4 +550,4 @@ def _parameters(plan: Plan, splits: Splits, order: Sequence[str]) -> dict[str, A
     if plan.operations:
         parameters["operations"] = plan.operations.as_json()
     flags = ("skip_difficult", "keep_unannotated", "strict", "reencode_broken")
-    return parameters | {flag: True for flag in flags if getattr(plan, flag)}
+    return parameters | {flag: True for flag in flags if getattr(plan, flag)} | dict(plan.parameters)

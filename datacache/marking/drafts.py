@@ -163,6 +163,25 @@ def discard_draft(catalog: Catalog, dataset: str, path: str, *, author: str, rev
             return
 
 
+def remove_draft(catalog: Catalog, draft: Draft) -> bool:
+    """Forget a draft, if it was not saved again since it was read. Return whether it is gone."""
+    key = key_of(draft.dataset, draft.path)
+    return catalog.remove_document(KIND, key, old=_text(draft)) or catalog.document(KIND, key) is None
+
+
+def move_draft(catalog: Catalog, draft: Draft, path: str, *, base: str) -> Draft | None:
+    """Give a draft the path that its image has in the version `base`, and return it; None where another draft is
+    there, or it was saved again since. A call that is killed leaves it at both paths."""
+    new = draft._replace(path=path, base=base)
+    text, key = _text(new), key_of(draft.dataset, path)
+    if not catalog.set_document(KIND, key, text, old=None) and catalog.document(KIND, key) != text:
+        return None
+    if remove_draft(catalog, draft):
+        return new
+    catalog.remove_document(KIND, key, old=text)
+    return None
+
+
 def drafts(catalog: Catalog, dataset: str, *, after: str = "", limit: int = 1000) -> list[Draft]:
     """Return the first `limit` drafts of a data set behind the key `after` (`Draft.key`), by key."""
     page = catalog.documents(KIND, after=f"{check_name(dataset)}@{after}", limit=limit)

@@ -19,6 +19,7 @@ from datacache.core.errors import CatalogError, DraftConflictError, UsageError
 from datacache.manifest.model import SnapshotRecord
 from datacache.marking.drafts import KIND, Draft, DraftCount, MarkedObject, key_of
 from tests.conformance.catalog import a_record
+from tests.promises import promise
 
 _fork = multiprocessing.get_context("fork")
 RECORD = a_record("cells")
@@ -93,6 +94,7 @@ def save(
     return api.save_draft(catalog, row, record, marks, labels=labels, author=author, rev=rev, **how)
 
 
+@promise("A draft is there until it is committed or discarded, whatever ends in between")
 def test_a_draft_is_read_as_it_was_saved_by_every_process_until_it_is_discarded(catalog: Catalog, url: str) -> None:
     assert api.draft(catalog, "cells", "a.jpg") is None
     first = save(catalog, CAT_MARK)
@@ -113,6 +115,7 @@ def test_a_draft_is_read_as_it_was_saved_by_every_process_until_it_is_discarded(
     again.close()
 
 
+@promise("Nobody's mark is overwritten")
 def test_whoever_has_read_another_state_is_told_who_saved_and_nothing_is_changed(catalog: Catalog) -> None:
     first = save(catalog, CAT_MARK)
     second = save(catalog, NEW_MARK, rev=first.rev)
@@ -143,6 +146,7 @@ def test_a_draft_that_went_meanwhile_is_neither_made_again_nor_taken_over(local:
     assert api.draft(local, "cells", "a.jpg") is None
 
 
+@promise("Nobody's mark is overwritten")
 def test_of_processes_that_save_at_once_each_is_kept_or_told(catalog: Catalog, url: str) -> None:
     start, saved = _fork.Barrier(3), _fork.SimpleQueue()
 

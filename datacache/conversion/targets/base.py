@@ -37,6 +37,8 @@ class About(NamedTuple):
     supercategories: Mapping[str, str] = MappingProxyType({})
     identifiers: Mapping[str, str] = MappingProxyType({})
     """Ids of classes that are no numbers, where the data set has them."""
+    lists_unannotated: bool = True
+    """Images without annotation are in the files of all images like those without objects, and become such."""
 
 
 class Target:
@@ -54,6 +56,8 @@ class Target:
     `labels` (of images)."""
     of_objects = True
     """False for a format that has labels of images alone."""
+    in_lists = False
+    """Files of all images name it, by which alone it is annotated."""
     unwritable: re.Pattern[str] | None = None
     """Characters that no path in the format's files can have: they would name another image, or be no text."""
 
@@ -66,6 +70,7 @@ class Target:
         """The split of each image and what `finish` needs of it."""
         self._of_images = Aside[Annotation]()
         """Labels and captions of whole images, as far as the format cannot hold them."""
+        self._unsplit = False
 
     def relative(self, relative: str, split: str, labels: Sequence[str]) -> str:
         """Return what an image is to be called, which is made unique then."""
@@ -83,7 +88,10 @@ class Target:
         the result, as `image_path` gave it; `annotated` is false for a background image without annotation."""
         labels = () if "labels" in self.holds else annotation.labels
         captions = () if "captions" in self.holds else annotation.captions
-        added = self._add(annotation, split, annotated)
+        added: tuple[Sequence[File], Sequence[Problem]] = (), ()
+        if annotated or not self.in_lists or self._about.lists_unannotated:
+            self._unsplit = self._unsplit or not split
+            added = self._add(annotation, split, annotated)
         if labels or captions:
             self._of_images.put(annotation._replace(boxes=(), labels=labels, captions=captions))
         return added
@@ -101,9 +109,10 @@ class Target:
     def _finish(self) -> Iterator[File]:
         raise NotImplementedError
 
-    def _by_split(self) -> Iterator[tuple[str, Iterator[Any]]]:
-        """Yield each split (without splits: '') and what was kept of its images."""
-        for split in self._splits or ("",):
+    def _by_split(self, *, rest: bool = False) -> Iterator[tuple[str, Iterator[Any]]]:
+        """Yield each split (without splits: '') and what was kept of its images; with `rest` also '' for images in no
+        split, where there are some."""
+        for split in (*self._splits, "") if rest and self._unsplit and self._splits else self._splits or ("",):
             yield split, (kept for of, kept in self._kept if of == split)
 
 

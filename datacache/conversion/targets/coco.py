@@ -11,6 +11,7 @@ from datacache.conversion.targets.base import POSE, SAID, About, File, Target
 
 class Coco(Target):
     holds = SAID | POSE | {"polygon", "rings", "mask", "names", "absent keypoints", "score", "captions"}
+    in_lists = True
 
     def __init__(self, about: About) -> None:
         super().__init__(about)
@@ -25,9 +26,9 @@ class Coco(Target):
 
     def _finish(self) -> Iterator[File]:
         about = self._about
-        for split, kept in self._by_split():
+        for split, kept in self._by_split(rest=True):
             data = b"".join(coco.write(kept, about.classes, about.skeletons, about.supercategories))
             yield f"annotations/instances{f'_{split}' if split else ''}.json", data
-        for split, kept in self._by_split() if self._captions else ():
+        for split, kept in self._by_split(rest=True) if self._captions else ():
             captions = coco.write_captions(annotation for annotation in kept if annotation.captions)
             yield f"annotations/captions{f'_{split}' if split else ''}.json", captions

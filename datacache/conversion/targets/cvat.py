@@ -17,6 +17,7 @@ from datacache.core.errors import UsageError
 class Cvat(Target):
     unwritable = UNWRITABLE
     holds = SAID | POSE | {"polygon", "mask", "rotated", "names", "group", "author"}
+    in_lists = True
 
     def __init__(self, about: About) -> None:
         super().__init__(about)

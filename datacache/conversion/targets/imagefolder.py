@@ -27,6 +27,6 @@ class ImageFolder(Target):
         return (), ()
 
     def _finish(self) -> Iterator[File]:
-        for split, kept in self._by_split():
+        for split, kept in self._by_split(rest=True):
             lines = b"".join(metadata.write(kept, objects=bool(self._classes)))
             yield f"{split or 'images'}/{metadata.NAME.decode()}", lines

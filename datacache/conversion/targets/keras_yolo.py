@@ -13,6 +13,7 @@ from datacache.core.errors import UsageError
 
 class KerasYolo(Target):
     split_folders = False
+    in_lists = True
     unwritable = LINE_BREAKS
 
     def __init__(self, about: About) -> None:
@@ -28,5 +29,5 @@ class KerasYolo(Target):
 
     def _finish(self) -> Iterator[File]:
         yield "classes.txt", write_classes(self._classes)
-        for split, lines in self._by_split():
-            yield f"{split or 'train'}.txt", b"".join(lines)
+        for split, lines in self._by_split(rest=True):
+            yield f"{split or ('other' if self._splits else 'train')}.txt", b"".join(lines)

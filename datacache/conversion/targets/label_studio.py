@@ -18,6 +18,6 @@ class LabelStudio(Target):
         return (), ()
 
     def _finish(self) -> Iterator[File]:
-        for split, kept in self._by_split():
+        for split, kept in self._by_split(rest=True):
             data = b"".join(label_studio.write(kept, self._about.skeletons))
             yield f"annotations/tasks{f'_{split}' if split else ''}.json", data

@@ -38,13 +38,13 @@ class OpenImages(Target):
 
     def _finish(self) -> Iterator[File]:
         ids = self._about.identifiers
-        for split, kept in self._by_split():
+        for split, kept in self._by_split(rest=True):
             begin = f"annotations/{split}-" if split else "annotations/"
             yield begin + open_images.BOXES, b"".join(open_images.write_boxes(kept, ids))
-        for split, kept in self._by_split() if self._masked else ():
+        for split, kept in self._by_split(rest=True) if self._masked else ():
             begin = f"annotations/{split}-" if split else "annotations/"
             yield begin + open_images.MASKS, b"".join(open_images.write_masks(kept, ids))
-        for split, kept in self._by_split() if self._labelled else ():
+        for split, kept in self._by_split(rest=True) if self._labelled else ():
             begin = f"annotations/{split}-" if split else "annotations/"
             yield begin + open_images.LABELS, b"".join(open_images.write_labels(kept, ids))
         yield f"annotations/{open_images.CLASSES}", open_images.write_classes(self._names, ids)
