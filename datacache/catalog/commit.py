@@ -162,8 +162,8 @@ def commit_manifest(
     if lineage.inputs and stored and catalog.snapshot(name, id) is None:  # its objects may be those of its inputs
         _make_visible(catalog, record, needs, check_latest)
         try:
-            return catalog.commit(record, tags=tags, move_tags=move_tags, needs=needs, check=check and _is_latest(id))
-        except _OvertakenError:  # by a version that was made of this one: it stays the latest
+            return catalog.commit(record, tags=tags, move_tags=move_tags, needs=needs, check=check and is_latest(id))
+        except OvertakenError:  # by a version that was made of this one: it stays the latest
             for tag in tags:
                 catalog.set_tag(name, tag, id, move=move_tags)
             return record
@@ -173,14 +173,16 @@ def commit_manifest(
     return catalog.commit(record, tags=tags, move_tags=move_tags, needs=needs, check=check_latest)
 
 
-class _OvertakenError(Exception):
+class OvertakenError(Exception):
     """Another snapshot has become the latest."""
 
 
-def _is_latest(id: str) -> Callable[[SnapshotRecord], None]:
+def is_latest(id: str) -> Callable[[SnapshotRecord], None]:
+    """Return a check for a commit: it raises `OvertakenError` unless the snapshot with this id is the latest."""
+
     def check(latest: SnapshotRecord) -> None:
         if latest.id != id:
-            raise _OvertakenError
+            raise OvertakenError(f"{latest.ref} has become the latest")
 
     return check
 

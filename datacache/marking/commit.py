@@ -20,6 +20,7 @@ from datacache.annotations.model import Annotation, Problem, quote
 from datacache.annotations.table.ranges import Row
 from datacache.annotations.table.table import Table
 from datacache.catalog.base import Catalog
+from datacache.catalog.commit import OvertakenError, is_latest
 from datacache.catalog.objects import ObjectWriter
 from datacache.catalog.refs import resolve
 from datacache.conversion.index import Annotations, Reading
@@ -68,10 +69,6 @@ class Committed(NamedTuple):
     """Of the version that was made."""
 
 
-class _OvertakenError(Exception):
-    """Another version has become the newest."""
-
-
 def commit_marks(
     catalog: Catalog,
     dataset: str,
@@ -113,9 +110,9 @@ def commit_marks(
                     open_objects=open_objects,
                     processes=processes,
                     progress=progress,
-                    check=_expect_newest(base),
+                    check=is_latest(base.id),
                 )
-            except _OvertakenError:
+            except OvertakenError:
                 continue
         for path, draft in going.drafts.items():
             if path not in going.placed:
@@ -209,14 +206,6 @@ def _target(table: Table, going: _Going, to: str | None) -> str:
             f"{quote(drawn)} was marked with objects, and {to} has none", hint="Choose another format: --to yolo."
         )
     return to
-
-
-def _expect_newest(base: SnapshotRecord) -> Callable[[SnapshotRecord], None]:
-    def check(latest: SnapshotRecord) -> None:
-        if latest.id != base.id:
-            raise _OvertakenError
-
-    return check
 
 
 def _follow(catalog: Catalog, newest: Manifest, record: SnapshotRecord, drafts: Sequence[Draft]) -> dict[str, Draft]:
