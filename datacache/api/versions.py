@@ -10,6 +10,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from datacache.api.options import make_reading
+from datacache.core.errors import CorruptManifestError
 
 if TYPE_CHECKING:
     from datacache.catalog.base import Catalog
@@ -27,14 +28,17 @@ class VersionCounts(NamedTuple):
 
 
 def version_counts(catalog: Catalog, record: SnapshotRecord) -> VersionCounts | None:
-    """Return the numbers of a version's annotations as they are read by default; None where nobody has read them yet.
-    `CorruptManifestError` where what was kept of them is damaged."""
+    """Return the numbers of a version's annotations as they are read by default; None where nobody has read them yet,
+    and where what was kept of them is damaged, which an error tells whoever opens them."""
     from datacache.annotations.table.table import Table
 
     root = catalog.derived(record.id, make_reading({}).name)
-    if root is None:
+    try:
+        table = Table.open(root, catalog.get_blobs) if root is not None else None
+    except CorruptManifestError:
+        table = None
+    if table is None:
         return None
-    table = Table.open(root, catalog.get_blobs)
     problems: Counter[str] = Counter()
     for each in table.problem_counts:
         problems[each.code] += each.times

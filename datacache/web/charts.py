@@ -70,6 +70,38 @@ def columns(bars: Sequence[Bar], *, at_edges: bool = False) -> Columns:
     return Columns(found, marks, [Mark(_r(base - tick / top * high), short(tick)) for tick in ticks], base)
 
 
+class Point(NamedTuple):
+    """A bar, and where its point is."""
+
+    bar: Bar
+    x: float
+    y: float
+
+
+class Steps(NamedTuple):
+    """A chart of a number that changes: its points, and the line through them."""
+
+    points: list[Point]
+    path: str
+    marks: list[Mark]
+    ticks: list[Mark]
+
+
+def steps(bars: Sequence[Bar | None]) -> Steps:
+    """Lay out a number over time, the oldest at the left. None has no point, and the line goes on behind it."""
+    ticks = nice_ticks(max((bar.number for bar in bars if bar), default=0))
+    high, base = HEIGHT - _TOP - _FOOT, HEIGHT - _FOOT
+    step = (WIDTH - _LEFT - _RIGHT) / max(len(bars), 1)
+    points = [
+        Point(bar, _r(_LEFT + (n + 0.5) * step), _r(base - bar.number / ticks[-1] * high))
+        for n, bar in enumerate(bars)
+        if bar
+    ]
+    path = "".join(f"{f'H{point.x}V' if n else f'M{point.x} '}{point.y}" for n, point in enumerate(points))
+    marks = _without_overlaps(Mark(point.x, point.bar.mark) for point in points)
+    return Steps(points, path, marks, [Mark(_r(base - tick / ticks[-1] * high), short(tick)) for tick in ticks])
+
+
 def nice_ticks(top: float, most: int = 4) -> list[int]:
     """Return whole numbers from 0 to `top` or more, some `most` of them."""
     for exponent in count():
@@ -89,12 +121,12 @@ def short(number: float) -> str:
 
 
 def _without_overlaps(marks: Iterator[Mark]) -> list[Mark]:
-    """Leave out the marks that would touch the one before."""
+    """Leave out the marks that would touch the one before, and those that repeat it."""
     kept: list[Mark] = []
     free = float("-inf")
     for mark in marks:
         half = len(mark.text) * _CHARACTER / 2
-        if mark.text and mark.at - half >= free:
+        if mark.text and mark.at - half >= free and mark.text != (kept[-1].text if kept else ""):
             kept.append(mark)
             free = mark.at + half + 4
     return kept

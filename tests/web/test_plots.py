@@ -59,6 +59,33 @@ def test_plots_of_hostile_classes_lead_to_their_images(site: Site, settings: Set
     assert len(page.all("script")) == 2
 
 
+def test_numbers_over_versions_have_points_where_annotations_were_read(
+    site: Site, settings: Settings, tmp_path: Path
+) -> None:
+    refs = [
+        make(settings, tmp_path / "all", "growing", {b"%d.jpg" % k: [("cat", [1, 1, 9, 9])] * n for k in range(n)})
+        for n in (1, 2, 3)
+    ]
+    site.get(f"/s/{refs[2]}")
+    page = Read(site.get("/plots/growing"))
+    assert "2 of them have no point" in page.text
+    points = [a["href"] for a in page.all("a") if a["href"].startswith("/s/growing@")]
+    of_annotations, of_files, table = points[:3], points[3:9], points[9:]
+    assert of_annotations == [f"/s/{refs[2]}"] * 3
+    assert of_files == [f"/s/{ref}" for ref in refs] * 2
+    assert table == [f"/s/{ref}" for ref in reversed(refs)]
+    assert f"{refs[2].partition('@')[2]}: 9" in page.text
+    assert site.get("/plots/none").status == 404
+
+
+def test_points_lie_as_high_as_their_numbers() -> None:
+    chart = charts.steps([charts.Bar("a", "", 10), None, charts.Bar("c", "", 20)])
+    low, high = chart.points
+    assert low.y > high.y
+    assert high.x - low.x == pytest.approx(2 * (charts.WIDTH - 54) / 3, abs=0.2)
+    assert chart.path == f"M{low.x} {low.y}H{high.x}V{high.y}"
+
+
 def test_bars_are_as_tall_as_their_numbers_and_marks_do_not_touch() -> None:
     chart = charts.columns([charts.Bar(str(n), f"{n:06d}", n * 100) for n in range(12)])
     heights = [column.height for column in chart.columns]

@@ -13,7 +13,6 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from datacache import api
-from datacache.core.errors import CatalogError
 from datacache.web.addresses import address, asked_of
 from datacache.web.lanes import Edge, Node, lay_out
 from datacache.web.rendering import render
@@ -116,7 +115,7 @@ def _page(made: Made, template: str, most: int, site: Site, request: Request) ->
             tags.get(record.id, []),
             _inputs(site, record),
             list(_outputs(site, descendants.by_input.get(f"{name}@{record.id}", []))),
-            _counts(site, record),
+            api.version_counts(site.catalog, record),
             record.parent in ids,
         )
         for record in records[start : start + most]
@@ -142,13 +141,6 @@ def _outputs(site: Site, records: Sequence[api.SnapshotRecord]) -> Iterator[Neig
             hidden = True
     if hidden:
         yield Neighbour("", "", "")
-
-
-def _counts(site: Site, record: api.SnapshotRecord) -> api.VersionCounts | None:
-    try:
-        return api.version_counts(site.catalog, record)
-    except CatalogError:  # whoever opens the version is told
-        return None
 
 
 # --- the graph ------------------------------------------------------------------------------------------------------

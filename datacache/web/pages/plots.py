@@ -1,4 +1,4 @@
-"""Plots of the images of a version that a filter means. A bar leads to its images."""
+"""Plots: the images of a version that a filter means, where a bar leads to its images; a data set over its versions."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from datacache.web.opened import Shown
 from datacache.web.rendering import render
 from datacache.web.site import Site
 
+_MOST_VERSIONS: Final = 60
 _MOST_CLASSES: Final = 60
 _MOST_SPLIT: Final = 24
 _TITLES: Final = {
@@ -39,7 +40,9 @@ def routes(site: Site) -> list[Route]:
 
 
 def plots(site: Site, request: Request) -> Response:
-    """Show numbers of images and objects by class, split and size."""
+    """Show numbers of images and objects by class, split and size; of a name alone, over its versions."""
+    if "@" not in request.path_params["ref"]:
+        return _over_versions(site, request)
     record = site.record(request.path_params["ref"])
     shown = site.opened.get(record)
     asked = asked_of(request.scope["query_string"])
@@ -67,6 +70,38 @@ def plots(site: Site, request: Request) -> Response:
     }
     values["names"] = shown.browser.split_names or ()
     return render(request, "plots.html", **values)
+
+
+def _over_versions(site: Site, request: Request) -> Response:
+    """Show how the numbers of a data set have changed, the oldest version at the left."""
+    name = request.path_params["ref"]
+    site.dataset(name)
+    records = site.catalog.snapshots(name)[::-1]
+    begin = dict(asked_of(request.scope["query_string"])).get("from", "")
+    start = next((n for n, record in enumerate(records) if begin and record.id.startswith(begin)), 0)
+    shown = records[start : start + _MOST_VERSIONS]
+    older = records[start + _MOST_VERSIONS].id if len(records) > start + _MOST_VERSIONS else ""
+    versions = [(record, api.version_counts(site.catalog, record)) for record in shown]
+
+    def chart(number: Callable[[api.SnapshotRecord, api.VersionCounts | None], int | None]) -> charts.Steps:
+        numbers = [(record, number(record, counts)) for record, counts in reversed(versions)]
+        return charts.steps(
+            [
+                None if n is None else charts.Bar(each.id[:12], each.created_at[:10], n, address("s", each.ref))
+                for each, n in numbers
+            ]
+        )
+
+    drawn = [
+        ("Images", chart(lambda _, counts: counts.images if counts else None)),
+        ("Objects", chart(lambda _, counts: counts.objects if counts else None)),
+        ("Classes", chart(lambda _, counts: counts.classes if counts else None)),
+        ("Files", chart(lambda record, _: record.files)),
+        ("Bytes", chart(lambda record, _: record.total_bytes)),
+    ]
+    values = {"name": name, "versions": versions, "charts": drawn, "older": older, "total": len(records)}
+    unread = sum(counts is None for _, counts in versions)
+    return render(request, "over_versions.html", **values, start=start, unread=unread)
 
 
 def _narrowing(ref: str, wanted: api.Filter) -> Callable[..., str]:
