@@ -9,8 +9,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import nbformat
 import pytest
 import torch
+from nbclient import NotebookClient
 from PIL import Image
 
 from datacache import api
@@ -118,6 +120,29 @@ def test_the_commands_and_the_code_of_the_readme_run_as_they_are_written(home: P
     for line in (["bash", "-eux", "-c", commands.replace("s3://mask", str(tmp_path))], [sys.executable, "-c", code]):
         done = subprocess.run(line, env=environment, capture_output=True, text=True, check=False, timeout=120)
         assert done.returncode == 0, done.stderr
+
+
+def test_the_notebook_runs_as_it_is_committed_without_outputs(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notebook = nbformat.read(ROOT / "examples" / "notebook" / "first_hour.ipynb", 4)
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert not any(cell.outputs or cell.execution_count for cell in cells)
+    unfinished = nbformat.v4.new_code_cell(
+        "from datacache.core.progress import bar\n"
+        "drawing = bar('')\n"
+        "drawing.__enter__().update('all of <b>it</b>', 2, 2)"
+    )
+    notebook.cells.append(unfinished)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    shown = [output.get("data", {}) for cell in cells for output in cell.outputs]
+    assert "{'relabelled': {'with_mask': 1}}" in [each.get("text/plain") for each in shown]
+    assert shown[-1]["text/plain"].startswith("(torch.Size([8, 96, 128, 3])")
+    assert sum("<img" in each.get("text/html", "") or "image/png" in each for each in shown) == 4
+    [progress] = unfinished.outputs
+    assert progress.data["text/html"] == '<progress value="1.0000"></progress> all of &lt;b&gt;it&lt;/b&gt;'
 
 
 def checkpoints(script: str, *arguments: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from datacache.annotations.table.table import ImageSummary, Table
 
 _ROWS = 20
-_SHOWN = 8
+_SHOWN = 6
 _FILES_READ_AT_ONCE = 2_000
 """The annotations of so many are read in a second or two."""
 
