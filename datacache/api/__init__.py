@@ -61,6 +61,9 @@ if TYPE_CHECKING:
     from datacache.api.annotations import subset as subset
     from datacache.api.annotations import verify_shards as verify_shards
     from datacache.api.marks import commit_marks as commit_marks
+    from datacache.api.marks import make_queue as make_queue
+    from datacache.api.marks import marking_queues as marking_queues
+    from datacache.api.marks import open_queue as open_queue
     from datacache.api.node import cache_status as cache_status
     from datacache.api.node import cancel_job as cancel_job
     from datacache.api.node import cluster_status as cluster_status
@@ -139,6 +142,10 @@ if TYPE_CHECKING:
     from datacache.imports.failures import Failure as Failure
     from datacache.imports.jsonl import JsonlProgress as JsonlProgress
     from datacache.loaders import processes as _processes
+    from datacache.loaders.tasks.images import MarkingQueue as MarkingQueue
+    from datacache.loaders.tasks.images import QueuedImage as QueuedImage
+    from datacache.loaders.tasks.images import QueueProgress as QueueProgress
+    from datacache.loaders.tasks.plan import Wait as Wait
     from datacache.loaders.tasks.queue import TaskQueue as TaskQueue
     from datacache.loaders.tasks.queue import TaskStatus as TaskStatus
     from datacache.loaders.tuning import autotune as _autotune

@@ -1,8 +1,8 @@
-"""Commit what people have marked on images. Drafts themselves are in `marking.drafts`."""
+"""Commit what people have marked on images, and deal images to them. Drafts themselves are in `marking.drafts`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING
 
@@ -11,6 +11,7 @@ from datacache.manifest.model import Naming
 from datacache.settings import Settings, load_settings
 
 if TYPE_CHECKING:
+    from datacache.loaders.tasks.images import MarkingQueue, QueueProgress
     from datacache.marking.commit import Committed
 
 
@@ -57,3 +58,37 @@ def commit_marks(
             processes=processes,
             progress=progress,
         )
+
+
+def make_queue(
+    name: str, dataset: str, paths: Iterable[str], *, review: bool, settings: Settings | None = None
+) -> MarkingQueue:
+    """Make a queue of images of a data set for several people to mark, in the order of `paths`, and with `review` for
+    another person to review each. With the same arguments it is the same queue, as far as it has got; with others
+    `TasksError`."""
+    from datacache.catalog.open import open_task_store
+    from datacache.catalog.refs import resolve
+    from datacache.loaders.tasks.images import MarkingQueue
+
+    settings = settings or load_settings()
+    with closing(open_catalog(settings)) as catalog:
+        resolve(catalog, dataset)
+    return MarkingQueue.create(open_task_store(settings.catalog), name, dataset, paths, review=review)
+
+
+def open_queue(name: str, settings: Settings | None = None) -> MarkingQueue:
+    """Return the queue of images `name`: `next_image`, `keep`, `finish`, `give_back`, `progress`. Any thread may use
+    it. `TasksError` at its first call where it is not there."""
+    from datacache.catalog.open import open_task_store
+    from datacache.loaders.tasks.images import MarkingQueue
+
+    return MarkingQueue(open_task_store((settings or load_settings()).catalog), name)
+
+
+def marking_queues(dataset: str, settings: Settings | None = None) -> list[QueueProgress]:
+    """Return how far each queue of images of a data set is, by name."""
+    from datacache.catalog.open import open_task_store
+    from datacache.loaders.tasks.images import list_marking_queues
+
+    with closing(open_task_store((settings or load_settings()).catalog)) as store:
+        return list_marking_queues(store, dataset)

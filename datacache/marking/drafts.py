@@ -128,7 +128,7 @@ def save_draft(
     version says something else of the image than the one that the draft was begun on. `UsageError` for marks that
     cannot be.
     """
-    key, author = key_of(record.dataset, row.path), _checked_author(author)
+    key, author = key_of(record.dataset, row.path), check_author(author)
     while True:
         old = catalog.document(KIND, key)
         there = None if old is None else _parse(record.dataset, old)
@@ -154,7 +154,7 @@ def save_draft(
 def discard_draft(catalog: Catalog, dataset: str, path: str, *, author: str, rev: str) -> None:
     """Forget the draft of an image, if it is this author's and at this rev; else `DraftConflictError`. Nothing happens
     where there is none."""
-    key, author = key_of(dataset, path), _checked_author(author)
+    key, author = key_of(dataset, path), check_author(author)
     while (old := catalog.document(KIND, key)) is not None:
         there = _parse(dataset, old)
         _expect(there, path, rev)
@@ -366,7 +366,8 @@ def _checked_label(label: Any, what: str) -> str:
     return text
 
 
-def _checked_author(author: str) -> str:
+def check_author(author: str) -> str:
+    """Return the name of a person, without spaces around it; `UsageError` for one that cannot be."""
     text = author.strip()
     if not text or len(text) > _AUTHOR_CHARACTERS or clean_label(text) != text:
         raise UsageError(

@@ -25,8 +25,9 @@ from typing import Any
 import pytest
 
 from datacache.catalog.open import open_task_store
-from datacache.catalog.tasks.base import Leased, TaskStore
+from datacache.catalog.tasks.base import Leased, StepCount, TaskStore
 from datacache.core.errors import LeaseLostError, TasksError, UsageError
+from datacache.loaders.tasks.images import MarkingQueue, QueuedImage, QueueProgress, list_marking_queues
 from datacache.loaders.tasks.queue import Span, Task, TaskParameters, TaskQueue, Wait
 from tests.conformance.catalog import run_together
 from tests.conformance.elastic_job import check, run_job
@@ -58,6 +59,13 @@ def use_all(queue: TaskQueue, worker: str = "w") -> list[tuple[int, str, int]]:
         used += [(task.epoch, task.name, int(record)) for record in task.left()]
         queue.report_done(task)
     return used
+
+
+def image(queue: MarkingQueue, user: str, *, review: bool = False) -> QueuedImage:
+    """An image that must be there at once."""
+    given = queue.next_image(user, review=review)
+    assert isinstance(given, QueuedImage), given
+    return given
 
 
 def records(epochs: Sequence[int] = (0,), spans: Sequence[Span] = SPANS) -> Counter[tuple[int, str, int]]:
@@ -555,6 +563,113 @@ class TasksConformance:
         for thread in threads:
             thread.join()
         assert Counter(used + found.get()) == records(spans=spans)
+
+    # --- people who mark images -------------------------------------------------------------------------------
+
+    def test_a_lease_can_be_asked_for_by_position_and_by_who_had_the_task(self, store: TaskStore) -> None:
+        queue = make_queue(store, spans=[Span("a", 0, 2), Span("b", 2, 2)], records=2)
+        held = fetch(queue, "ann")
+        store.pass_on(held.lease, 1)
+        store.pass_on(held.lease, 1)
+        found = store.queue("job")
+        assert found is not None
+
+        def lease(worker: str, **how: Any) -> str | None:
+            given = store.lease(found, worker, f"{worker} {how}", lease_s=3600.0, max_lost=9, **how)
+            return given and f"{given.name}{given.position}"
+
+        assert lease("ann", position=2) is None
+        assert lease("ann", position=1, not_owner="ann") is None
+        assert lease("bob", position=1, not_owner="bob") == "a1"
+        assert lease("bob", position=0, not_owner="bob") == "b0"
+        assert {(task.name, task.owner) for task in store.tasks(found, "doing")} == {("a", "ann"), ("b", "")}
+        assert store.steps(found) == [StepCount(0, "doing", "", 1), StepCount(1, "doing", "ann", 1)]
+
+    @promise("Nobody is given what they have marked to review")
+    def test_each_image_is_marked_once_and_reviewed_by_somebody_else(self, store: TaskStore) -> None:
+        queue = MarkingQueue.create(store, "job", "pets", ["a", "b", "c"], review=True)
+        again = MarkingQueue.create(store, "job", "pets", ["a", "b", "c"], review=True)
+        assert queue.progress() == QueueProgress("job", "pets", True, 3, {}, 0, 0, 0)
+        a, b = image(queue, "ann"), image(again, "bob")
+        assert (a.path, b.path) == ("a", "b")
+        assert image(queue, "ann") == a  # after a reload
+        assert queue.progress() == QueueProgress("job", "pets", True, 1, {"ann": 1, "bob": 1}, 0, 0, 0)
+        assert isinstance(queue.next_image("ann", review=True), Wait)
+        queue.finish(a)
+        queue.finish(a)
+        assert isinstance(queue.next_image("ann", review=True), Wait)
+        reviewed = image(queue, "bob", review=True)
+        assert reviewed.path == "a"
+        assert queue.progress() == QueueProgress("job", "pets", True, 1, {"bob": 1}, 0, 1, 0)
+        # Given back it still is not for who has marked it.
+        queue.give_back(reviewed)
+        assert isinstance(queue.next_image("ann", review=True), Wait)
+        queue.finish(image(queue, "cat", review=True))
+        queue.finish(b)
+        queue.finish(image(queue, "ann"))
+        assert queue.next_image("ann") is None
+        assert image(queue, "ann", review=True).path == "b"
+        assert image(queue, "cat", review=True).path == "c"
+        for user in ("ann", "cat"):
+            queue.finish(image(queue, user, review=True))
+        for user in ("ann", "bob"):
+            assert queue.next_image(user, review=True) is None
+        assert queue.progress() == QueueProgress("job", "pets", True, 0, {}, 0, 0, 3)
+        assert [each.name for each in list_marking_queues(store, "pets")] == ["job"]
+        assert list_marking_queues(store, "cells") == []
+
+    @promise("An image of a queue is one person's at a time, for ten minutes from when it was given or kept last")
+    def test_an_image_that_nobody_kept_goes_to_somebody_else_and_the_first_is_told(self, store: TaskStore) -> None:
+        queue = MarkingQueue.create(store, "job", "pets", ["a", "b"], review=True)
+        first = image(queue, "ann")
+        queue.keep(first)
+        self.expire(store, first.lease)
+        assert image(queue, "ann") == first  # nobody has taken it, and it is kept again
+        self.expire(store, first.lease)
+        assert image(queue, "bob").path == "a"
+        for late in (queue.keep, queue.finish, queue.give_back):
+            with pytest.raises(LeaseLostError, match="leased again, to bob"):
+                late(first)
+        queue.finish(image(queue, "bob"))
+        review = image(queue, "cat", review=True)
+        self.expire(store, review.lease)
+        assert isinstance(queue.next_image("bob", review=True), Wait)
+        assert image(queue, "ann", review=True).path == "a"
+        with pytest.raises(LeaseLostError):
+            queue.finish(review)
+
+    def test_a_queue_without_review_ends_with_the_marking(self, store: TaskStore) -> None:
+        queue = MarkingQueue.create(store, "job", "pets", ["b", "a"], review=False)
+        assert image(queue, "ann").path == "b"
+        queue.finish(image(queue, "ann"))
+        assert queue.progress() == QueueProgress("job", "pets", False, 1, {}, 0, 0, 1)
+        with pytest.raises(UsageError, match="nothing is reviewed"):
+            queue.next_image("ann", review=True)
+        with pytest.raises(UsageError, match="author"):
+            queue.next_image("")
+        with pytest.raises(UsageError, match="no text"):
+            MarkingQueue.create(store, "other", "pets", ["\udcff"], review=True)
+        with pytest.raises(TasksError, match="already"):
+            MarkingQueue.create(store, "job", "pets", ["b"], review=False)
+        make_queue(store, "training")
+        with pytest.raises(TasksError, match="training tasks"):
+            MarkingQueue(store, "training").next_image("ann")
+        assert queue.remove()
+
+    def test_people_who_ask_at_once_are_given_different_images(self, store: TaskStore, tasks_url: str) -> None:
+        paths = [f"{n}.jpg" for n in range(12)]
+        found = _fork.SimpleQueue()
+
+        def work(process: int) -> None:
+            queue = MarkingQueue.create(open_task_store(tasks_url), "job", "pets", paths, review=False)
+            while (given := queue.next_image(f"person {process}")) is not None:
+                if isinstance(given, QueuedImage):
+                    found.put(given.path)
+                    queue.finish(given)
+
+        run_together(3, work)
+        assert sorted(found.get() for _ in paths) == sorted(paths)
+        assert found.empty()
 
     @promise("Killed, stopped and started workers see every record in every epoch")
     @pytest.mark.slow

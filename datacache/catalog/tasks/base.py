@@ -73,6 +73,16 @@ class Leased(NamedTuple):
     claim: str
 
 
+class StepCount(NamedTuple):
+    """The number of tasks at one position, in one state and last held by one worker."""
+
+    position: int
+    state: str
+    owner: str
+    """'' for tasks that are done or that nobody has held."""
+    tasks: int
+
+
 class TaskState(NamedTuple):
     """A task as it was at one moment."""
 
@@ -163,13 +173,27 @@ class TaskStore(Protocol):
         one is killed, another goes on. `tasks` gives all workers the same tasks."""
         ...
 
-    def lease(self, queue: QueueRecord, worker: str, claim: str, *, lease_s: float, max_lost: int) -> Leased | None:
+    def lease(
+        self,
+        queue: QueueRecord,
+        worker: str,
+        claim: str,
+        *,
+        lease_s: float,
+        max_lost: int,
+        position: int | None = None,
+        not_owner: str = "",
+    ) -> Leased | None:
         """Lease a task to `worker`: one whose lease has expired (or ends more than `CLOCK_SLACK_S` later than one given
         now), or the first that is to do. None if there is no such task.
 
         A lease that has expired is lost: the task's token and its `lost` grow. A task whose leases were lost `max_lost`
         times without a record in between is failed instead. `claim` names the lease: the same call again gives the same
         task.
+
+        With `position`, only a task of the epoch that was passed on so often, each time with one more record reported
+        (`pass_on`): it is found without a look at those before it. With `not_owner`, only one that another
+        worker held last, who stays its owner: so whoever reported the first record is known to the end.
         """
         ...
 
@@ -204,6 +228,17 @@ class TaskStore(Protocol):
         """Give the task back. Raise `LeaseLostError` as `report` does."""
         self._change_held(lease, lambda task: {"state": TODO} if task.state == DOING else None, durable=False)
 
+    def pass_on(self, lease: Leased, position: int) -> None:
+        """Note that the task's first `position` records are used, and give it back behind all others, in one step.
+        Raise `LeaseLostError` as `report` does."""
+
+        def change(task: TaskState) -> Changes | None:
+            if task.state != DOING:
+                return None
+            return {"position": max(task.position, position), "lost": 0, "state": TODO, "behind": BEHIND}
+
+        self._change_held(lease, change, durable=True)
+
     def fail(self, lease: Leased, error: str, *, max_failures: int) -> None:
         """Note that the task could not be done: give it back, behind all others, or at failure number `max_failures`
         make it failed. Raise `LeaseLostError` as `report` does."""
@@ -226,6 +261,10 @@ class TaskStore(Protocol):
 
     def counts(self, queue: QueueRecord) -> list[Count]:
         """Count the tasks by epoch and state."""
+        ...
+
+    def steps(self, queue: QueueRecord) -> list[StepCount]:
+        """Count the tasks of the queue's epoch by position, state and owner."""
         ...
 
     def tasks(self, queue: QueueRecord, state: str) -> list[TaskState]:

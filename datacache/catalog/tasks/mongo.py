@@ -34,6 +34,7 @@ from pymongo.read_concern import ReadConcern
 
 from datacache.catalog.mongo.client import MongoDatabase, insert_new, pause_after_race, retried
 from datacache.catalog.tasks.base import (
+    BEHIND,
     CLOCK_SLACK_S,
     DOING,
     DONE,
@@ -46,6 +47,7 @@ from datacache.catalog.tasks.base import (
     NewTask,
     Open,
     QueueRecord,
+    StepCount,
     TaskState,
     TaskStore,
     lease_lost,
@@ -217,11 +219,21 @@ class MongoTasks(TaskStore):
 
     # --- leases ---------------------------------------------------------------------------------------------
 
-    def lease(self, queue: QueueRecord, worker: str, claim: str, *, lease_s: float, max_lost: int) -> Leased | None:
+    def lease(
+        self,
+        queue: QueueRecord,
+        worker: str,
+        claim: str,
+        *,
+        lease_s: float,
+        max_lost: int,
+        position: int | None = None,
+        not_owner: str = "",
+    ) -> Leased | None:
         given: _Document = {
             "token": {"$add": ["$token", 1]},
             "claim": claim,
-            "owner": {"$literal": worker},
+            "owner": "$owner" if not_owner else {"$literal": worker},
             "since": "$$NOW",
             "until": _later(lease_s),
         }
@@ -234,7 +246,12 @@ class MongoTasks(TaskStore):
             {"$set": given | {"state": state, "lost": lost, "errors": _with_error(expired)}},
             {"$set": {"open": {"$eq": ["$state", DOING]}}},
         ]
-        mine = {"g": queue.generation, "lane": {"$in": [PUT_BACK, queue.epoch]}}
+        mine: _Document = {"g": queue.generation, "lane": {"$in": [PUT_BACK, queue.epoch]}}
+        mine |= {} if position is None else {"position": position}
+        mine |= {"owner": {"$ne": not_owner}} if not_owner else {}
+        to_do = mine | {"state": TODO}
+        if position is not None:
+            to_do |= {"place": {"$gte": position * BEHIND, "$lt": (position + 1) * BEHIND}}
         ended = [{"$lte": ["$until", "$$NOW"]}, {"$gt": ["$until", _later(lease_s + CLOCK_SLACK_S)]}]
         has_expired = mine | {"state": DOING, "$or": [{"$expr": each} for each in ended]}
 
@@ -245,9 +262,7 @@ class MongoTasks(TaskStore):
             while True:
                 found = self._change(has_expired, take_over, sort=[("until", 1)])
                 if found is None:
-                    found = self._change(
-                        mine | {"state": TODO}, [{"$set": given | {"state": DOING}}], sort=[("lane", 1), ("place", 1)]
-                    )
+                    found = self._change(to_do, [{"$set": given | {"state": DOING}}], sort=[("lane", 1), ("place", 1)])
                     return None if found is None else _leased(found)
                 if found["state"] == DOING:
                     return _leased(found)
@@ -316,6 +331,17 @@ class MongoTasks(TaskStore):
             Count(f["_id"]["epoch"], f["_id"]["state"], f["tasks"], f["records"], f["used"])
             for f in found
             if f["_id"]["epoch"] >= queue.epoch - 1 or f["_id"]["state"] == FAILED
+        )
+
+    def steps(self, queue: QueueRecord) -> list[StepCount]:
+        held = {"$cond": [{"$eq": ["$state", DONE]}, "", "$owner"]}
+        group = {"_id": {"position": "$position", "state": "$state", "owner": held}, "tasks": {"$sum": 1}}
+        which = {"g": queue.generation, "epoch": queue.epoch}
+        with self._database.errors():
+            found = list(self._tasks.aggregate([{"$match": which}, {"$group": group}]))
+        return sorted(
+            StepCount(each["_id"]["position"], each["_id"]["state"], each["_id"]["owner"], each["tasks"])
+            for each in found
         )
 
     def tasks(self, queue: QueueRecord, state: str) -> list[TaskState]:

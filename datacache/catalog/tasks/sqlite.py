@@ -14,6 +14,7 @@ from typing import Any
 
 from datacache.catalog.sqlite.catalog import SqliteCatalog
 from datacache.catalog.tasks.base import (
+    BEHIND,
     CLOCK_SLACK_S,
     DOING,
     DONE,
@@ -25,6 +26,7 @@ from datacache.catalog.tasks.base import (
     NewTask,
     Open,
     QueueRecord,
+    StepCount,
     TaskState,
     TaskStore,
     lease_expired,
@@ -35,12 +37,16 @@ from datacache.catalog.tasks.base import (
 _QUEUE = "SELECT name, generation, parameters, epoch, made FROM task_queues"
 _STATE = """SELECT epoch, number, name, start, records, position, state, token, owner, since_s, until_s, failures, lost,
     errors, claim FROM tasks"""
+_FITS = "ifnull(?, position) = position AND (? = '' OR owner <> ?)"
 # Each query names its index: without, SQLite goes through all tasks of the generation by their primary key.
 _BY_STATE = f"{_STATE} INDEXED BY tasks_by_state WHERE generation = ? AND state = ?"
-_TODO = f"{_STATE} INDEXED BY tasks_by_state WHERE generation = ? AND state = 'todo' ORDER BY epoch, place LIMIT 1"
-_EXPIRED = f"""{_STATE} INDEXED BY tasks_by_lease WHERE generation = ? AND state = 'doing' AND until_s <= ?
+_TODO = f"""{_STATE} INDEXED BY tasks_by_state WHERE generation = ? AND state = 'todo' AND {_FITS}
+    ORDER BY epoch, place LIMIT 1"""
+_TODO_AT = f"""{_STATE} INDEXED BY tasks_by_state WHERE generation = ? AND state = 'todo' AND epoch = ? AND place >= ?
+    AND place < ? AND {_FITS} ORDER BY place LIMIT 1"""
+_EXPIRED = f"""{_STATE} INDEXED BY tasks_by_lease WHERE generation = ? AND state = 'doing' AND until_s <= ? AND {_FITS}
     ORDER BY until_s LIMIT 1"""
-_AHEAD = f"""{_STATE} INDEXED BY tasks_by_lease WHERE generation = ? AND state = 'doing' AND until_s > ?
+_AHEAD = f"""{_STATE} INDEXED BY tasks_by_lease WHERE generation = ? AND state = 'doing' AND until_s > ? AND {_FITS}
     ORDER BY until_s LIMIT 1"""
 _CLAIMED = f"{_STATE} INDEXED BY tasks_by_claim WHERE generation = ? AND state = 'doing' AND claim = ?"
 _ONE = "generation = ? AND epoch = ? AND number = ?"
@@ -145,7 +151,18 @@ class SqliteTasks(TaskStore):
 
     # --- leases ---------------------------------------------------------------------------------------------
 
-    def lease(self, queue: QueueRecord, worker: str, claim: str, *, lease_s: float, max_lost: int) -> Leased | None:
+    def lease(
+        self,
+        queue: QueueRecord,
+        worker: str,
+        claim: str,
+        *,
+        lease_s: float,
+        max_lost: int,
+        position: int | None = None,
+        not_owner: str = "",
+    ) -> Leased | None:
+        fits = position, not_owner, not_owner
         with self._catalog.writing(durable=False) as connection:
             current = _queue(connection, queue.name)
             if current is None or current.generation != queue.generation:
@@ -154,9 +171,13 @@ class SqliteTasks(TaskStore):
             if row is not None:  # given by the call whose answer was lost
                 return _leased(queue.generation, _state(row), claim)
             now_s = time.time()
-            task = _take_over(connection, queue.generation, now_s, lease_s, max_lost)
+            task = _take_over(connection, queue.generation, now_s, lease_s, max_lost, fits=fits)
             if task is None:
-                row = connection.execute(_TODO, (queue.generation,)).fetchone()
+                query, values = _TODO, [queue.generation, *fits]
+                if position is not None:
+                    places = position * BEHIND, (position + 1) * BEHIND
+                    query, values = _TODO_AT, [queue.generation, queue.epoch, *places, *fits]
+                row = connection.execute(query, values).fetchone()
                 if row is None:
                     return None
                 task = _state(row)
@@ -166,7 +187,7 @@ class SqliteTasks(TaskStore):
                 connection,
                 lease,
                 "state = ?, token = ?, claim = ?, owner = ?, since_s = ?, until_s = ?",
-                (DOING, task.token, claim, worker, now_s, now_s + lease_s),
+                (DOING, task.token, claim, task.owner if not_owner else worker, now_s, now_s + lease_s),
             )
             return lease
 
@@ -217,6 +238,15 @@ class SqliteTasks(TaskStore):
             ).fetchall()
         return [Count(*row) for row in rows]
 
+    def steps(self, queue: QueueRecord) -> list[StepCount]:
+        with self._catalog.reading() as connection:
+            rows = connection.execute(
+                """SELECT position, state, CASE state WHEN 'done' THEN '' ELSE owner END AS held, count(*) FROM tasks
+                WHERE generation = ? AND epoch = ? GROUP BY position, state, held ORDER BY position, state, held""",
+                (queue.generation, queue.epoch),
+            ).fetchall()
+        return [StepCount(*row) for row in rows]
+
     def tasks(self, queue: QueueRecord, state: str) -> list[TaskState]:
         return self._read(f"{_BY_STATE} ORDER BY epoch, number", queue.generation, state)
 
@@ -237,12 +267,18 @@ class SqliteTasks(TaskStore):
 
 
 def _take_over(
-    connection: sqlite3.Connection, generation: int, now_s: float, lease_s: float, max_lost: int
+    connection: sqlite3.Connection,
+    generation: int,
+    now_s: float,
+    lease_s: float,
+    max_lost: int,
+    *,
+    fits: tuple[int | None, str, str],
 ) -> TaskState | None:
     """Return the task whose lease has expired first, with its loss noted. Fail those that were lost too often."""
     while True:
-        row = connection.execute(_EXPIRED, (generation, now_s)).fetchone()
-        row = row or connection.execute(_AHEAD, (generation, now_s + lease_s + CLOCK_SLACK_S)).fetchone()
+        row = connection.execute(_EXPIRED, (generation, now_s, *fits)).fetchone()
+        row = row or connection.execute(_AHEAD, (generation, now_s + lease_s + CLOCK_SLACK_S, *fits)).fetchone()
         if row is None:
             return None
         task = _state(row, now_s)

@@ -46,6 +46,8 @@ class TaskParameters:
     max_lost: int = 10
     """So is one whose leases expired this often in a row without one record of it reported: whatever reads it dies.
     More than `max_failures`, because machines that come and go lose leases, too."""
+    images_of: str = ""
+    """The data set whose images people mark by this queue (`images`); '' for training."""
     digest: str = ""
     """Of the spans' names and sizes; set by `TaskQueue.create`."""
     samples: int = 0

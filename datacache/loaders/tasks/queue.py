@@ -29,7 +29,17 @@ from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
 from datacache.catalog.refs import check_name
-from datacache.catalog.tasks.base import DOING, FAILED, Count, NewTask, QueueRecord, TaskState, TaskStore
+from datacache.catalog.tasks.base import (
+    DOING,
+    FAILED,
+    Count,
+    Leased,
+    NewTask,
+    QueueRecord,
+    StepCount,
+    TaskState,
+    TaskStore,
+)
 from datacache.core.errors import CatalogUnavailableError, TasksError, UsageError
 from datacache.core.packed import pack
 from datacache.loaders.tasks.checkpoint import check_checkpoint, encode_checkpoint, with_checkpoint
@@ -123,6 +133,24 @@ class TaskQueue:
                 return found
             stop.wait(found.seconds * random.uniform(0.8, 1.2))
         return None
+
+    def make(self) -> bool:
+        """Make the tasks of the epoch, as the first worker would. Return whether they are made; False while another one
+        makes them."""
+        while not (queue := self._queue()).made:
+            if not self._make(queue, secrets.token_hex(8)):
+                return False
+        return True
+
+    def lease(self, worker: str, claim: str, *, position: int, not_owner: str) -> Leased | Wait | None:
+        """Lease a task of an only epoch as `TaskStore.lease` does; `Wait` while the tasks are being made, None where
+        there is none."""
+        if not self.make():
+            return Wait(_MAKING_WAIT_S)
+        queue = self._queue()
+        parameters = TaskParameters.decode(queue.parameters)
+        how: dict[str, Any] = {"position": position, "not_owner": not_owner, "max_lost": parameters.max_lost}
+        return self._tried(self.store.lease, queue, worker, claim, lease_s=parameters.lease_s, **how)
 
     def try_fetch(self, worker: str) -> Task | Wait | None:
         """Lease a task; `Wait` where there is none now, None when all epochs are over."""
@@ -226,6 +254,10 @@ class TaskQueue:
 
     def exists(self) -> bool:
         return self._tried(self.store.queue, self.name) is not None
+
+    def steps(self) -> list[StepCount]:
+        """Count the tasks of the epoch by position, state and owner; none before they are made."""
+        return self._tried(self.store.steps, self._queue())
 
     def status(self) -> TaskStatus:
         """Return how far it is, who has which task, and what has failed."""
