@@ -28,6 +28,8 @@ PAGES = {
     "lineage": "/lineage/faces",
     "node": "/node",
     "visitor": "/name",
+    "tags": "/tags/faces",
+    "marking": "/mark/faces?path=JPEGImages/000001.jpg",
 }
 
 
