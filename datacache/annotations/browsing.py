@@ -19,11 +19,21 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 
-from datacache.annotations.query import BOX_FIELDS, Column, Query, box_columns, column_of, make_program
+from datacache.annotations.box_bins import count_in_bins, has_bins, make_box_bins
+from datacache.annotations.query import (
+    BOX_FIELDS,
+    OF_DETAILS,
+    Column,
+    Query,
+    box_columns,
+    column_of,
+    detail_column,
+    make_program,
+)
 from datacache.annotations.split_lists import ListedSplits
 from datacache.annotations.table.arrays import ArrayStore, narrow
 from datacache.annotations.table.paths import Paths, path_arrays
-from datacache.annotations.table.ranges import ANNOTATED, Row, Summary, problem_codes, sources, with_attribute
+from datacache.annotations.table.ranges import ANNOTATED, Row, Summary, problem_codes, sources
 from datacache.annotations.table.shapes import SHAPED
 from datacache.annotations.table.table import LabelCount, Table
 from datacache.annotations.vectorized import RowWise, Vectorized
@@ -276,7 +286,9 @@ class Browser:
     def _column(self, column: Column) -> NDArray[Any]:
         """Return a column of numbers, or of truths for `has`."""
         function, name, _ = column
-        if function == "attribute":
+        if function == "boxes" and has_bins(column):
+            return count_in_bins(self.box_bins(), self.summaries()["objects"], column)
+        if function in OF_DETAILS:
             return self._attribute(column)
         if function in ("has", "count"):
             rows, boxes = self.label_rows().of_label(name)
@@ -308,7 +320,7 @@ class Browser:
         return _joined([np.array(each, bool) for each in truths], bool)
 
     def _read_attribute(self, column: Column) -> NDArray[np.float64]:
-        found = (with_attribute(parts, summary, column.name, column.value) for _, parts, summary in self._details())
+        found = (detail_column(parts, summary, column) for _, parts, summary in self._details())
         return _joined([np.array(each, float) for each in found], float)
 
     @_kept
@@ -341,6 +353,11 @@ class Browser:
             for name, values in box_columns(parts, summary).items():
                 found[name].append(values)
         return {name: narrow(_joined(found[name], float)) for name in sorted(found)}
+
+    @_stored
+    def box_bins(self) -> _Arrays:
+        """Return the arrays of `box_bins`."""
+        return make_box_bins((parts, summary) for _, parts, summary in self._details())
 
     @_stored
     def problems(self) -> _Arrays:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
+from datacache.annotations.box_bins import CELLS, EDGES, counted
 from datacache.annotations.browsing import Browser, Matches
 from datacache.annotations.table.ranges import UNUSABLE
 
@@ -25,8 +26,6 @@ _OBJECTS: Final = (0, 1, 2, 3, 5, 10, 20, 50, 100, 200, 500, 1000)
 _PIXELS: Final = (0, 64, 128, 256, 320, 480, 640, 800, 1024, 1280, 1600, 1920, 2560, 3840, 5120)
 _ASPECTS: Final = (0, 0.25, 0.4, 0.6, 0.7, 0.9, 1.1, 1.4, 1.6, 2, 3, 4)
 """2:3, 3:4, 1:1, 4:3, 3:2 and 16:9 lie inside of bars, not on their edges."""
-_SIDES: Final = (0, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
-_AREAS: Final = (0, 0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
 
 
 class HistogramBar(NamedTuple):
@@ -54,9 +53,9 @@ _SHOWN: Final[tuple[tuple[str, Sequence[float]], ...]] = (
     ("width", _PIXELS),
     ("height", _PIXELS),
     ("aspect", _ASPECTS),
-    ("min_side", _SIDES),
-    ("min_area", _AREAS),
-    ("max_area", _AREAS),
+    ("min_side", EDGES["side"]),
+    ("min_area", EDGES["area"]),
+    ("max_area", EDGES["area"]),
 )
 
 
@@ -64,6 +63,53 @@ def image_histograms(browser: Browser, found: Matches) -> list[Histogram]:
     """Return the histograms of the images that a filter means. Unusable ones have no numbers."""
     rows = usable(browser, found)
     return [Histogram(field, tuple(_bars(field, browser.numbers(field)[rows], edges))) for field, edges in _SHOWN]
+
+
+class ObjectBar(NamedTuple):
+    """Objects whose number is at least `low` and less than `high`, and the images that have some."""
+
+    low: float
+    high: float
+    objects: int
+    images: int
+    condition: str
+    """It finds these images among those of the filter."""
+
+
+class ObjectPlots(NamedTuple):
+    """All objects on the images of a filter, by their boxes."""
+
+    bars: dict[str, tuple[ObjectBar, ...]]
+    """Of each of `query.BOX_MEASURES`."""
+    cells: list[list[int]]
+    """How many have their middle in each cell of a grid over the image, row by row from the top."""
+
+
+def object_plots(browser: Browser, found: Matches) -> ObjectPlots:
+    """Return where objects on the images of a filter lie, and their sizes and shapes. The first time all boxes of the
+    data set are read, and what is made of them is kept."""
+    arrays, rows = browser.box_bins(), usable(browser, found)
+    mask = None
+    if len(rows) < browser.table.usable:
+        mask = np.repeat(browser.having(rows), browser.summaries()["objects"])
+    size = counted(arrays["size"], mask).reshape(16, 16)
+    numbers = {"side": size.sum(1), "area": size.sum(0), "aspect": counted(arrays["aspect"], mask)}
+    cells = counted(arrays["place"], mask).reshape(CELLS, CELLS).tolist()
+    bars = {}
+    for measure, edges in EDGES.items():
+        of_images = arrays[f"{measure}s"][rows]
+        held = np.flatnonzero(numbers[measure]).tolist()
+        bounds = list(pairwise([*edges, np.inf]))
+        bars[measure] = tuple(
+            ObjectBar(
+                *bounds[n],
+                int(numbers[measure][n]),
+                int(np.count_nonzero(of_images & (1 << n))),
+                f'boxes("{measure}", {", ".join(str(each) for each in bounds[n] if each < np.inf)}) > 0',
+            )
+            for n in (range(held[0], held[-1] + 1) if held else ())
+        )
+    return ObjectPlots(bars, cells)
 
 
 def split_counts(browser: Browser, found: Matches, labels: Sequence[str]) -> dict[str, list[int]]:

@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass
 from fnmatch import translate
 from functools import partial
 from itertools import islice
-from math import nan
+from math import inf, nan
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from datacache.annotations.table.columns import as_float64
@@ -72,13 +72,22 @@ FIELDS: Final[Mapping[str, tuple[str, str]]] = {
 """Name → kind of its values, and what it is."""
 BOX_FIELDS: Final = frozenset({"min_side", "max_side", "min_area", "max_area"})
 """Those for which boxes must be decoded."""
+OF_DETAILS: Final = ("attribute", "boxes")
+"""Functions whose columns are read from details."""
+BOX_MEASURES: Final[Mapping[str, str]] = {
+    "side": "its shorter side, in pixels",
+    "area": "its area, as a part of the image from 0 to 1",
+    "aspect": "its width / height",
+}
+"""What `boxes` goes by."""
 HINT: Final = (
     f'Fields: {", ".join(FIELDS)}. Functions: count("label"), has("label"), attribute("colour"), '
-    'attribute("colour", "red"), like(path, "*.png"). '
+    'attribute("colour", "red"), boxes("side", 8, 16), like(path, "*.png"). '
     "Operators: < <= > >= == != in, and or not, + - * / // %."
 )
 TOO_LARGE: Final = "the numbers in the condition become too large"
 _MAX_CHARACTERS, _MAX_DEPTH = 4_000, 90
+_LARGEST: Final = 1e300
 _COMPARISONS: Final[Mapping[type[ast.cmpop], str]] = {
     ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!=",
     ast.In: "in", ast.NotIn: "not in",
@@ -92,13 +101,19 @@ _OTHER_LANGUAGES: Final = (("&&", "and"), ("||", "or"), ("<>", "!="))
 
 class Column(NamedTuple):
     """A column that a condition needs: a field, of a label the numbers of boxes (`count`) or whether it is there
-    (`has`), or the number of boxes with an `attribute`."""
+    (`has`), the number of boxes with an `attribute`, or of `boxes` of some size or shape."""
 
     function: str
-    """`field`, `count`, `has` or `attribute`."""
+    """`field`, `count`, `has`, `attribute` or `boxes`."""
     name: str
     value: str | None = None
-    """Of an attribute; None: any."""
+    """Of an attribute; None: any. Of boxes the least number, and the one they stay below."""
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """Return the bounds of `boxes`."""
+        low, high = map(float, (self.value or "").split())
+        return low, high
 
 
 class Term(NamedTuple):
@@ -316,6 +331,11 @@ class _Checker:
                 return Term(self._program.column(name, key), "number")
             case "attribute", [ast.Constant(value=str() as key), ast.Constant(value=str() as value)]:
                 return Term(self._program.column(name, key, value), "number")
+            case "boxes", [ast.Constant(value=str() as measure), *bounds] if measure in BOX_MEASURES:
+                numbers = [_bound(each) for each in bounds]
+                if len(numbers) in (1, 2) and None not in numbers:
+                    low, high = [*numbers, inf][:2]
+                    return Term(self._program.column(name, measure, f"{low!r} {high!r}"), "number")
             case "like", [text, ast.Constant(value=str() as pattern)]:
                 matches = self._program.constant(re.compile(translate(pattern)).match)
                 self._program.patterns[matches] = pattern
@@ -324,6 +344,7 @@ class _Checker:
             "count": 'count("label")',
             "has": 'has("label")',
             "attribute": 'attribute("colour") or attribute("colour", "red")',
+            "boxes": f'boxes("side", 8, 16) or boxes("side", 512), and with {", ".join(BOX_MEASURES)}',
             "like": 'like(path, "*.png")',
         }
         if name in usage:
@@ -334,6 +355,11 @@ class _Checker:
         if node.value not in self._labels:
             error = _unknown_label(str(node.value), self._labels)
             raise self._error(error.message, node, error.hint)
+
+
+def _bound(node: ast.expr) -> float | None:
+    value = node.value if isinstance(node, ast.Constant) else None
+    return float(min(value, _LARGEST)) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 _CALLS: Final[Mapping[str, Callable[[float, float], float]]] = {
@@ -438,7 +464,7 @@ def _bounds(program: Program, number: str, query: Query) -> list[str]:
 
 def _evaluate(table: Table, query: Query, columns: Sequence[Column], select: _Select) -> _Found:
     of_sizes = any(column.function == "field" and column.name in BOX_FIELDS for column in columns)
-    attributes = [column for column in columns if column.function == "attribute"]
+    attributes = [column for column in columns if column.function in OF_DETAILS]
     summaries = table.summaries(query.labels, any_label=query.any_label)
     while part := list(islice(summaries, _DETAILS_AHEAD)):
         details = table.details([number for number, _ in part]) if of_sizes or attributes else {}
@@ -447,8 +473,8 @@ def _evaluate(table: Table, query: Query, columns: Sequence[Column], select: _Se
             if of_sizes:
                 fields = box_columns(details[number], summary)
                 of_boxes = {Column("field", name): values.tolist() for name, values in fields.items()}
-            for name in attributes:
-                of_boxes[name] = with_attribute(details[number], summary, name.name, name.value)
+            for column in attributes:
+                of_boxes[column] = detail_column(details[number], summary, column)
             rows = select([of_boxes[each] if each in of_boxes else column_of(summary, each) for each in columns])
             if rows:
                 yield summary, rows
@@ -482,6 +508,34 @@ _FIELDS: dict[str, Callable[[Summary], Sequence[Any]]] = {
     "labels": Summary.counts,
     **{name: partial(Summary.shaped, name=name) for name in SHAPED},
 }
+
+
+def detail_column(parts: Sequence[bytes], summary: Summary, column: Column) -> list[float]:
+    """Return a column of `OF_DETAILS` for all images of a range."""
+    import numpy as np
+
+    if column.function == "attribute":
+        return with_attribute(parts, summary, column.name, column.value)
+    (low, high), values = column.bounds, box_measures(parts, summary)[column.name]
+    before = np.append(0, np.cumsum((values >= low) & (values < high)))
+    ends = before[np.cumsum(as_float64(summary.objects()).astype(np.intp))]
+    numbers: list[float] = np.diff(ends, prepend=0).tolist()
+    return numbers
+
+
+def box_measures(parts: Sequence[bytes], summary: Summary) -> dict[str, NDArray[np.float64]]:
+    """Return `BOX_MEASURES` of all boxes of a range, in the order of its images."""
+    import numpy as np
+
+    widths, heights = box_sizes(parts, summary)
+    images = as_float64(summary.widths()) * as_float64(summary.heights())
+    of_box = np.maximum(np.repeat(images, as_float64(summary.objects()).astype(np.intp)), 1)
+    tiny = np.finfo(float).tiny
+    return {
+        "side": np.minimum(widths, heights),
+        "area": widths * heights / of_box,
+        "aspect": widths / np.maximum(heights, tiny),
+    }
 
 
 def box_columns(parts: Sequence[bytes], summary: Summary) -> dict[str, NDArray[np.float64]]:

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from datacache.annotations.comparison import ObjectChange as ObjectChange
     from datacache.annotations.histograms import Histogram as Histogram
     from datacache.annotations.histograms import HistogramBar as HistogramBar
+    from datacache.annotations.histograms import ObjectPlots as ObjectPlots
     from datacache.annotations.histograms import image_histograms as image_histograms
+    from datacache.annotations.histograms import object_plots as object_plots
     from datacache.annotations.histograms import split_counts as split_counts
     from datacache.annotations.image_header import read_header as read_header
     from datacache.annotations.model import Annotation as Annotation

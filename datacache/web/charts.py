@@ -26,6 +26,8 @@ class Bar(NamedTuple):
     """The text below it; '' for none."""
     number: int
     href: str = ""
+    note: str = ""
+    """The number in words; '' for the number and the chart's unit."""
 
 
 class Column(NamedTuple):
@@ -100,6 +102,26 @@ def steps(bars: Sequence[Bar | None]) -> Steps:
     path = "".join(f"{f'H{point.x}V' if n else f'M{point.x} '}{point.y}" for n, point in enumerate(points))
     marks = _without_overlaps(Mark(point.x, point.bar.mark) for point in points)
     return Steps(points, path, marks, [Mark(_r(base - tick / ticks[-1] * high), short(tick)) for tick in ticks])
+
+
+class Cell(NamedTuple):
+    """A cell of a heat map: its place in the grid, its number, and that as a part of the largest."""
+
+    x: int
+    y: int
+    number: int
+    part: float
+
+
+def heat_map(numbers: Sequence[Sequence[int]]) -> list[Cell]:
+    """Lay out the cells that have a number, row by row from the top."""
+    most = max(map(max, numbers), default=0)
+    return [
+        Cell(x, y, number, round(number / most, 3))
+        for y, row in enumerate(numbers)
+        for x, number in enumerate(row)
+        if number
+    ]
 
 
 def nice_ticks(top: float, most: int = 4) -> list[int]:

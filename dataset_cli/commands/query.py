@@ -47,7 +47,8 @@ def query(
     occluded, annotated, polygons, masks, rotated, vertices, keypoints, min_side and max_side (of boxes, in pixels),
     min_area and max_area (of outlines, else boxes, as a part of the image), with < <= > >= == != in, and or not,
     + - * / // %, and with count("label"), has("label"), "label" in labels, attribute("colour", "red") (how many objects
-    have it) and like(path, "pattern").
+    have it), boxes("side", 8, 16) (how many boxes have a shorter side from 8 to below 16 pixels; "area" is their part
+    of the image, "aspect" their width / height) and like(path, "pattern").
     """
     wanted = api.make_query(**api.take(options, api.QueryOptions))
     naming = api.take(options, api.NamingOptions)

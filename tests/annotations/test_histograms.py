@@ -7,8 +7,9 @@ import random
 import pytest
 
 from datacache.annotations.browsing import Browser, Filter
-from datacache.annotations.histograms import image_histograms, split_counts
+from datacache.annotations.histograms import image_histograms, object_plots, split_counts
 from datacache.annotations.layout import Layout
+from datacache.annotations.model import Annotation, Box
 from datacache.annotations.query import FIELDS, Query
 from datacache.annotations.split_lists import ListedSplits
 from datacache.annotations.table.ranges import Row
@@ -54,6 +55,36 @@ def test_each_bar_has_the_images_that_its_condition_finds(browser: Browser, want
         assert len(seen) == len(set(seen))
         assert set(seen) == usable or histogram.field in ("min_side", "min_area", "max_area")
     assert any(histogram.bars for histogram in histograms)
+
+
+@pytest.mark.parametrize("wanted", FILTERS)
+def test_each_bar_of_objects_has_those_that_a_closer_look_finds(browser: Browser, wanted: Filter) -> None:
+    found = browser.select(wanted)
+    plots = object_plots(browser, found)
+    rows = [row.annotation for row in browser.table.rows_at(found.rows.tolist()) if row.annotation]
+    boxes = [(each, box) for each in rows for box in each.boxes]
+    assert sum(map(sum, plots.cells)) == len(boxes)
+    for measure, bars in plots.bars.items():
+        assert sum(bar.objects for bar in bars) == len(boxes)
+        for bar in bars:
+            meant = set(browser.select(Filter(query=Query(where=bar.condition))).rows) & set(found.rows)
+            assert len(meant) == bar.images, bar
+            held = [each.path for each, box in boxes if bar.low <= measured(each, box)[measure] < bar.high]
+            assert len(held) == bar.objects, bar
+            assert len(set(held)) == bar.images
+
+
+def measured(image: Annotation, box: Box) -> dict[str, float]:
+    width, height = box.x2 - box.x1, box.y2 - box.y1
+    area = width * height / (image.width * image.height)
+    return {"side": min(width, height), "area": area, "aspect": width / height}
+
+
+def test_objects_are_counted_in_the_cell_of_their_middle() -> None:
+    rows = [image("a.jpg", box("a", 0, 0, 10, 10), box("b", 300, 470, 340, 480), size=(640, 480))]
+    browser = Browser(build(rows))
+    cells = object_plots(browser, browser.select(Filter())).cells
+    assert {(y, x) for y, row in enumerate(cells) for x, number in enumerate(row) if number} == {(0, 0), (15, 8)}
 
 
 def test_few_numbers_have_a_bar_each_and_many_have_ranges(browser: Browser) -> None:

@@ -210,6 +210,11 @@ def test_what_is_found_says_size_and_labels(table: Table):
         ('"nonsense" in labels', "there is no label 'nonsense'", 1),
         ("count(path) > 1", 'count is used so: count("label")', 1),
         ('has("mask", "no_mask")', "has is used so", 1),
+        ('boxes("size", 8) > 0', 'boxes is used so: boxes("side", 8, 16)', 1),
+        ('boxes("side") > 0', "boxes is used so", 1),
+        ('boxes("side", 1, 2, 3) > 0', "boxes is used so", 1),
+        ('boxes("side", True) > 0', "boxes is used so", 1),
+        ('boxes("side", 8, 16)', "is a number, not a condition", 1),
         ('like(width, "3*")', "a text is needed", 6),
         ('like("*.png", path)', "like is used so", 1),
         ('open("/etc/passwd")', "there is no function 'open'", 1),
@@ -381,3 +386,22 @@ def test_versions_differ_where_outlines_do_beyond_rounding():
         build([image("a.jpg", box("a", extra=Extra(Rotated(pack(points[:8])), track=4)))]),
     ):
         assert len(list(compare(one, other))) == 1
+
+
+def test_boxes_counts_those_of_a_size_or_shape() -> None:
+    found = build(
+        [
+            image("a.jpg", box("x", 0, 0, 8, 20), box("x", 0, 0, 16, 16), size=(100, 10)),
+            image("b.jpg", box("x", 0, 0, 7.5, 50), size=(100, 100)),
+            image("c.jpg", size=(100, 100)),
+        ]
+    )
+    for where, number in (
+        ('boxes("side", 8, 16) == 1', 1),
+        ('boxes("side", 7.5) > 0', 2),
+        ('boxes("side", 8) == 2 and boxes("aspect", 1, 2) == 1', 1),
+        ('boxes("area", 0.0375, 0.0376) == 1', 1),
+        ('boxes("side", 0) == objects', 3),
+        ('boxes("side", ' + "9" * 400 + ") == 0", 3),
+    ):
+        assert count(found, Query(where=where)) == number, where

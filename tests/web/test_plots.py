@@ -30,6 +30,21 @@ def test_a_bar_leads_to_as_many_images_as_it_says(site: Site, pets: str, query: 
     assert f"{shown[1]} of 60 images" in Read(site.get(dogs)).text
 
 
+@pytest.mark.parametrize("query", ["", "?min_objects=2"])
+def test_a_bar_of_objects_leads_to_the_images_that_have_some(site: Site, pets: str, query: str) -> None:
+    page = Read(site.get(f"/plots/{pets}{query}"))
+    assert page.all("a", href=f"/plots-of-objects/{pets}{query}")
+    objects = Read(site.get(f"/plots-of-objects/{pets}{query}"))
+    bars = [a for a in objects.all("a") if a.get("aria-label", "").endswith(" images")]
+    assert len(bars) >= 3
+    for bar in bars:
+        number = re.search(r"on (\d+) images", bar["aria-label"])
+        assert number is not None
+        assert f"{number[1]} of 60 images" in Read(site.get(bar["href"])).text, bar
+    cells = [int(text) for text in re.findall(r"<td>(\d+)</td>", site.get(f"/plots-of-objects/{pets}{query}").text)]
+    assert sum(cells) == (40 if query else 80)
+
+
 def test_splits_lead_to_their_images(site: Site, settings: Settings, tmp_path: Path) -> None:
     images = {b"%s/%d.jpg" % ((b"train", b"val")[n % 4 == 0], n): [("cat", [1, 1, 9, 9])] for n in range(12)}
     ref = make(settings, tmp_path / "split", "split", images)

@@ -266,6 +266,15 @@ def box_sizes(parts: Sequence[bytes], summary: Summary) -> tuple[NDArray[np.floa
     return np.concatenate(widths), np.concatenate(heights)
 
 
+def box_corners(parts: Sequence[bytes], summary: Summary) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return left and top in pixels of all boxes of a range, in the order of its images."""
+    import numpy as np
+
+    corners = [details.corners() for details in _all_details(parts, summary)]
+    lefts, tops = zip(*corners, strict=True) if corners else ((np.zeros(0),), (np.zeros(0),))
+    return np.concatenate(lefts), np.concatenate(tops)
+
+
 def object_areas(parts: Sequence[bytes], summary: Summary) -> NDArray[np.float64]:
     """Return the areas in square pixels of all objects of a range, in the order of its images: of their outlines, and
     of the boxes of those that have none."""
@@ -377,6 +386,12 @@ class _Details:
         """Return x1, y1, and x2, y2 or width and height, of all boxes as they are stored."""
         read = self._columns.floats if self._columns.is_floats(3) else self._columns.numbers
         return [read(3 + n, self._boxes) for n in range(4)]
+
+    def corners(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return left and top of all boxes."""
+        read = self._columns.floats if self._columns.is_floats(3) else self._columns.numbers
+        left, top = (as_float64(read(3 + n, self._boxes)) for n in range(2))
+        return left, top
 
     def sizes(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return widths and heights of all boxes."""

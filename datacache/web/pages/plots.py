@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Any, Final
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -30,13 +30,18 @@ _TITLES: Final = {
     "min_area": "Smallest object, part of the image",
     "max_area": "Largest object, part of the image",
 }
+_TITLES_OF_OBJECTS: Final = {
+    "side": "Shorter side of boxes, px",
+    "area": "Area of boxes, part of the image",
+    "aspect": "Width : height of boxes",
+}
 _WHOLE: Final = ("objects", "width", "height")
-_PARTS: Final = ("min_area", "max_area")
+_PARTS: Final = ("area", "min_area", "max_area")
 
 
 def routes(site: Site) -> list[Route]:
     """Return the pages of plots."""
-    return [site.get("/plots/{ref:path}", plots)]
+    return [site.get("/plots/{ref:path}", plots), site.get("/plots-of-objects/{ref:path}", plots_of_objects)]
 
 
 def plots(site: Site, request: Request) -> Response:
@@ -70,6 +75,36 @@ def plots(site: Site, request: Request) -> Response:
     }
     values["names"] = shown.browser.split_names or ()
     return render(request, "plots.html", **values)
+
+
+def plots_of_objects(site: Site, request: Request) -> Response:
+    """Show where the objects on the images of a filter lie, and their sizes and shapes."""
+    record = site.record(request.path_params["ref"])
+    shown = site.opened.get(record)
+    wanted = filter_of(asked_of(request.scope["query_string"]))
+    matches = shown.browser.select(wanted)
+    narrowed = _narrowing(record.ref, wanted)
+    found = api.object_plots(shown.browser, matches)
+    drawn = []
+    for measure, bars in found.bars.items():
+        listed = [
+            charts.Bar(
+                _between(measure, each.low, each.high),
+                _number(measure, each.low).replace(",", ""),
+                each.objects,
+                narrowed(each.condition),
+                f"{each.objects:,} objects on {each.images:,} images",
+            )
+            for each in bars
+        ]
+        drawn.append((_TITLES_OF_OBJECTS[measure], charts.columns(listed, at_edges=True)))
+    values: dict[str, Any] = {
+        "record": record,
+        "charts": drawn,
+        "cells": charts.heat_map(found.cells),
+        "numbers": found.cells,
+    }
+    return render(request, "plots_of_objects.html", **values, pairs=written(wanted))
 
 
 def _over_versions(site: Site, request: Request) -> Response:
@@ -142,11 +177,15 @@ def _name(field: str, bar: api.HistogramBar) -> str:
     """Say which numbers a bar has."""
     if bar.high is None:
         return f"{bar.low:,.0f}"
-    if bar.high == float("inf"):
-        return f"{_number(field, bar.low)} and more"
-    if field in _WHOLE:
+    if field in _WHOLE and bar.high < float("inf"):
         return f"{bar.low:,} to {bar.high - 1:,}" if bar.high - bar.low > 1 else f"{bar.low:,}"
-    return f"{_number(field, bar.low)} to less than {_number(field, bar.high)}"
+    return _between(field, bar.low, bar.high)
+
+
+def _between(field: str, low: float, high: float) -> str:
+    if high == float("inf"):
+        return f"{_number(field, low)} and more"
+    return f"{_number(field, low)} to less than {_number(field, high)}"
 
 
 def _mark(field: str, bar: api.HistogramBar) -> str:
