@@ -12,6 +12,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
+from itertools import takewhile
 from typing import Any, Final, NamedTuple
 
 from xxhash import xxh3_128_hexdigest
@@ -211,7 +212,7 @@ def _target(table: Table, going: _Going, to: str | None) -> str:
 def _follow(catalog: Catalog, newest: Manifest, record: SnapshotRecord, drafts: Sequence[Draft]) -> dict[str, Draft]:
     """Move drafts along whose images, by their objects, have another path in the newest version. Return them by their
     earlier paths."""
-    objects: dict[ObjectId, Draft] = {}
+    objects: dict[ObjectId, list[Draft]] = {}
     manifests: dict[str, Manifest | None] = {}
     for draft in drafts:
         if draft.base not in manifests:
@@ -222,16 +223,27 @@ def _follow(catalog: Catalog, newest: Manifest, record: SnapshotRecord, drafts: 
         manifest = manifests[draft.base]
         row = None if manifest is None else manifest.find(_encode(draft.path))
         if manifest is not None and row is not None and newest.find(_encode(draft.path)) is None:
-            objects[object_id(manifest.object_ref(manifest.entry(row)))] = draft
-    moved: dict[str, Draft] = {}
+            objects.setdefault(object_id(manifest.object_ref(manifest.entry(row))), []).append(draft)
+    places: dict[ObjectId, list[str]] = {}
     for entry in newest.entries() if objects else ():
-        draft_of = objects.pop(object_id(newest.object_ref(entry)), None) if entry.has_object else None
-        if draft_of is not None:
-            path = entry.path.decode("utf-8", "surrogateescape")
-            new = move_draft(catalog, draft_of, path, base=record.id)
-            if new is not None:
-                moved[draft_of.path] = new
+        id = object_id(newest.object_ref(entry)) if entry.has_object else None
+        if id in objects:
+            places.setdefault(id, []).append(entry.path.decode("utf-8", "surrogateescape"))
+    moved: dict[str, Draft] = {}
+    for id, paths in places.items():
+        for draft in objects[id]:
+            if paths:
+                paths.remove(path := max(paths, key=lambda path: _alike(path, draft.path)))
+                new = move_draft(catalog, draft, path, base=record.id)
+                if new is not None:
+                    moved[draft.path] = new
     return moved
+
+
+def _alike(path: str, other: str) -> int:
+    """Return how many characters at their ends are the same: of images that are equal, which is meant."""
+    pairs = zip(reversed(path), reversed(other), strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def _encode(path: str) -> bytes:

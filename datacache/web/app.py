@@ -17,6 +17,7 @@ from starlette.routing import Route
 from datacache.core.errors import (
     BrokenImageError,
     DatacacheError,
+    DraftConflictError,
     PathNotFoundError,
     SnapshotNotFoundError,
     UsageError,
@@ -26,6 +27,7 @@ from datacache.web.access import LOOPBACK, Guard, OneTimeLinks
 from datacache.web.opened import Opening
 from datacache.web.pages import (
     datasets,
+    drafts,
     images,
     jobs,
     lineage,
@@ -41,6 +43,7 @@ from datacache.web.site import Site
 _log = logging.getLogger(__name__)
 _PAGES: Final = (
     datasets,
+    drafts,
     images,
     jobs,
     lineage,
@@ -64,6 +67,7 @@ _STATUS: Final[tuple[tuple[type[DatacacheError], int], ...]] = (
     (SnapshotNotFoundError, 404),
     (PathNotFoundError, 404),
     (UsageError, 422),
+    (DraftConflictError, 409),
     (BrokenImageError, 415),
     (DatacacheError, 502),
 )
