@@ -12,6 +12,7 @@ and good once. One event loop; `OneTimeLinks` may be used by any thread.
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import logging
 import os
@@ -258,8 +259,12 @@ class Guard:
             await send({"type": "websocket.close", "code": 1008})
             return
 
+        has_begun = False
+
         async def with_headers(message: Message) -> None:
+            nonlocal has_begun
             if message["type"] == "http.response.start":
+                has_begun = True
                 headers = MutableHeaders(scope=message)
                 for name, value in _HEADERS.items():
                     headers[name] = value
@@ -272,7 +277,12 @@ class Guard:
             client = (scope.get("client") or ("?",))[0]
             _log.warning("refused: %s (%s %r from %s)", refused, scope["method"], scope["path"][:_LOGGED], client)
             answer = PlainTextResponse(f"Refused: {refused}.\n", refused.status)
-        await (answer or self._app)(scope, receive, with_headers)
+        try:
+            await (answer or self._app)(scope, receive, with_headers)
+        except asyncio.CancelledError:  # the server ends, and has waited
+            if has_begun:
+                raise
+            await PlainTextResponse("The server ends.\n", 503)(scope, receive, with_headers)
 
     async def _check(self, scope: Scope, receive: Receive) -> tuple[Response | None, Receive]:
         """Raise `Refused`, or return an answer, or None where the pages are to answer; and what is still to be read."""

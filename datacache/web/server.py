@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import signal
 import socket
 from collections.abc import Callable
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from datacache.core.errors import UsageError
 from datacache.settings import Settings
@@ -14,6 +17,8 @@ from datacache.web.app import make_app
 
 _EVERY_ADDRESS = frozenset({"0.0.0.0", "::", ""})
 _REQUESTS_AT_ONCE = 100
+_SILENT_S = 15.0
+"""A connection without a request is closed after one to two times this."""
 
 
 def serve(
@@ -52,6 +57,7 @@ def serve(
         tell(links.token)
         config = uvicorn.Config(
             app,
+            http=_Connection,
             log_config=None,
             access_log=False,
             server_header=False,
@@ -60,7 +66,33 @@ def serve(
             timeout_graceful_shutdown=3,
             ws="none",
         )
-        uvicorn.Server(config).run(sockets=[listening])
+        server = uvicorn.Server(config)
+        # The server raises a signal again that has ended it: that shall not be an interruption, but a good end.
+        before = {each: signal.signal(each, server.handle_exit) for each in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            server.run(sockets=[listening])
+        finally:
+            for each, handler in before.items():
+                signal.signal(each, handler)
+
+
+class _Connection(H11Protocol):
+    """A connection that is closed when no request comes for a time, or never the end of its headers: each takes the
+    place of a visitor."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as in the class above
+        """Begin to watch it."""
+        super().connection_made(transport)
+        self._idle_after: object = self
+        self._watch()
+
+    def _watch(self) -> None:
+        is_answering = not getattr(self.cycle, "response_complete", True)  # None before the first request
+        if not is_answering and self._idle_after is self.cycle:
+            self.transport.close()
+        elif not self.transport.is_closing():
+            self._idle_after = None if is_answering else self.cycle
+            self.loop.call_later(_SILENT_S, self._watch)
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -1,7 +1,8 @@
 """What all pages share: the catalog, open snapshots, small pictures, jobs; who may see which data set; routes.
 
 A page is a function of the `Site` and a request, and runs in a thread of its own. Pages that decode pictures share a
-few threads, so that a grid of large images takes no more memory than some of them.
+few threads, so that a grid of large images takes no more memory than some of them. When the server ends, it waits some
+seconds for them, and for none that a store holds up.
 """
 
 from __future__ import annotations
@@ -63,7 +64,8 @@ class Site:
         """Return the route of a page that reads; `decodes` pictures."""
 
         async def answer(request: Request) -> Response:
-            return await to_thread.run_sync(page, self, request, limiter=self._few if decodes else None)
+            limiter = self._few if decodes else None
+            return await to_thread.run_sync(page, self, request, limiter=limiter, abandon_on_cancel=True)
 
         return Route(path, answer)
 
@@ -71,7 +73,8 @@ class Site:
         """Return the route of a page that writes; it is given what was sent. The guard has checked who sends it."""
 
         async def answer(request: Request) -> Response:
-            return await to_thread.run_sync(page, self, request, await request.body())
+            body = await request.body()
+            return await to_thread.run_sync(page, self, request, body, abandon_on_cancel=True)
 
         return Route(path, answer, methods=["POST"])
 
