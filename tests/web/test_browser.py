@@ -80,6 +80,8 @@ def test_back_and_forward_of_the_browser_show_what_was_there(tab: Tab) -> None:
     tab.follow("a[rel=next]")
     tab.driver.back()
     tab.until(lambda: "1 to 48 shown" in status(tab), "back")
+    tab.until(lambda: tab.one("[name=folder]").is_displayed(), "scripts have run as on every page")
+    tab.settle()
     tab.driver.forward()
     tab.until(lambda: "49 to 60 shown" in status(tab), "forward")
 
@@ -197,6 +199,8 @@ def test_the_keyboard_alone_is_enough(tab: Tab) -> None:
     tab.open("/s/pets")
     tab.lead(Keys.ARROW_RIGHT)
     assert "49 to 60 shown" in status(tab)
+    tab.press(Keys.TAB)
+    assert tab.driver.execute_script("return document.activeElement.closest('.results') !== null")
 
 
 @pytest.mark.parametrize("size", [WIDE, NARROW], ids=["wide", "narrow"])

@@ -31,6 +31,11 @@ document.addEventListener("change", (event) => {
 document.addEventListener("htmx:afterSwap", remember);
 remember();
 
+// Whoever goes on by a link that is exchanged for its page goes on with Tab among what was found, not from the top.
+document.addEventListener("htmx:afterSettle", () => {
+  if (document.activeElement === document.body) document.querySelector(".results")?.focus({ preventScroll: true });
+});
+
 // What stands beside the rest on a wide screen is open there, and closed on a phone.
 if (matchMedia("(min-width: 60rem)").matches) {
   for (const each of document.querySelectorAll("details[data-wide]")) each.open = true;
