@@ -163,6 +163,7 @@ if TYPE_CHECKING:
     from datacache.marking.drafts import Draft as Draft
     from datacache.marking.drafts import DraftCount as DraftCount
     from datacache.marking.drafts import MarkedObject as MarkedObject
+    from datacache.marking.drafts import all_drafts as all_drafts
     from datacache.marking.drafts import count_drafts as count_drafts
     from datacache.marking.drafts import discard_draft as discard_draft
     from datacache.marking.drafts import draft as draft
