@@ -1,19 +1,25 @@
 """`dsctl ls`, `cat`, `cp` and `log`: look into a snapshot, and take files out of it, without a mount.
 
-A file or folder is named `NAME@VERSION/PATH`. With `--json`, `ls` prints an array of `{"path", "bytes", "mtime_ns",
-"etag", "is_dir"}`, for datasets of `{"name", "latest", "tags"}`; `cp` prints `{"files", "bytes", "written"}`, the paths
-on this machine; `log` prints snapshots as `dsctl snapshot list` has them.
+A file or folder is named `NAME@VERSION/PATH`; a path that is none is a pattern, whose `*`, `?` and `[…]` stand for
+parts of one name, and `**` for any folders. With `--json`, `ls` prints an array of `{"path", "bytes", "mtime_ns",
+"etag", "is_dir", "target"}` (`target` is that of a symbolic link), for datasets of `{"name", "latest", "tags"}`; `cp`
+prints `{"files", "bytes", "written"}`, the paths on this machine; `log` prints snapshots as `dsctl snapshot list` has
+them.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
+from fnmatch import fnmatchcase
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,13 +28,14 @@ from click.shell_completion import CompletionItem
 
 from datacache import api
 from datacache.core.counters import count
-from datacache.core.errors import DatacacheError, UsageError
+from datacache.core.errors import DatacacheError, PathNotFoundError, SnapshotNotFoundError, UsageError
 from datacache.settings import format_bytes
 from dataset_cli.app import App, SnapshotRef, command
 from dataset_cli.commands.snapshot import as_json
 from dataset_cli.output import format_time, printable
 
 _COPY_BYTES = 1 << 20
+_PATTERN = re.compile(r"[*?\[]")
 
 
 class Located(NamedTuple):
@@ -48,9 +55,12 @@ class SnapshotPath(click.ParamType[Located]):
 
     def convert(self, value: Any, _param: click.Parameter | None, _context: click.Context | None) -> Located:
         """Check the reference, before anything is opened."""
+        if "://" in str(value):
+            hint = f"Make a snapshot of it: dsctl snapshot create NAME --from {value}"
+            raise UsageError(f"{value} is a URL, and not in a snapshot", hint=hint)
         name, at, rest = str(value).partition("@")
         version, _, path = rest.partition("/")
-        ref = f"{name}@{version}" if at else name
+        ref = f"{name}@{version}" if at else name.rstrip("/")
         api.parse_ref(ref)
         return Located(ref, path.strip("/"))
 
@@ -80,16 +90,23 @@ def ls(app: App, *, place: Located | None, long: bool, recursive: bool) -> None:
     dsctl ls                       datasets
     dsctl ls mask@v3               what is at the top
     dsctl ls -l mask@v3/images     a folder; its files with sizes
+    dsctl ls 'mask@v3/**/*.xml'    what fits, in any folder
     """
     if place is None:
         _list_datasets(app)
         return
-    with api.open_snapshot(place.ref, app.settings) as snapshot:
-        found = _walk(snapshot, place.path) if recursive else _children(snapshot, place.path)
+    with _opened(app, place) as snapshot:
+        found = _expanded(snapshot, place.path)
+        first = next(found)
+        within = first.is_dir and first.path == place.path
+        if recursive:
+            found = (stat for top in chain([first], found) for stat in _below(snapshot, top) if not stat.is_dir)
+        else:
+            found = snapshot.scan(first.path) if within else chain([first], found)
+        base = f"{place.path}/" if within and place.path else ""
         if app.out.json:
             app.out.array(json.dumps(_entry(stat)) for stat in found)
             return
-        base = f"{place.path}/" if place.path else ""
         app.out.lines(_line(stat, stat.path.removeprefix(base), long=long) for stat in found)
 
 
@@ -104,18 +121,57 @@ def _list_datasets(app: App) -> None:
     )
 
 
-def _children(snapshot: api.Snapshot, path: str) -> Iterator[api.Stat]:
-    stat = snapshot.stat(path)
-    return snapshot.scan(path) if stat.is_dir else iter([stat])
+@contextmanager
+def _opened(app: App, place: Located) -> Iterator[api.Snapshot]:
+    """Open the snapshot of a place."""
+    try:
+        snapshot = api.open_snapshot(place.ref, app.settings)
+    except SnapshotNotFoundError as exc:
+        if Path(place.ref).exists():
+            exc.hint = f"{place.ref} of this machine is in no snapshot: dsctl snapshot create makes them. {exc.hint}"
+        raise
+    with snapshot:
+        yield snapshot
 
 
-def _walk(snapshot: api.Snapshot, path: str) -> Iterator[api.Stat]:
-    """Yield the files below a folder, or the file itself."""
-    for stat in _children(snapshot, path):
-        if stat.is_dir:
-            yield from _walk(snapshot, stat.path)
-        else:
+def _expanded(snapshot: api.Snapshot, path: str) -> Iterator[api.Stat]:
+    """Yield the file or folder of this very name; where there is none, what fits the name as a pattern, at least one.
+    `PathNotFoundError`."""
+    try:
+        yield snapshot.stat(path)
+    except PathNotFoundError:
+        if not _PATTERN.search(path):
+            raise
+        fitting = _fitting(snapshot, "", path.split("/"))
+        first = next(fitting, None)
+        if first is None:
+            raise
+        yield first
+        yield from fitting
+
+
+def _fitting(snapshot: api.Snapshot, folder: str, parts: Sequence[str]) -> Iterator[api.Stat]:
+    """Yield what is in a folder and fits the parts of a pattern."""
+    part, *rest = parts
+    deep = part == "**" and bool(rest)
+    if deep:
+        yield from _fitting(snapshot, folder, rest)
+    for stat in snapshot.scan(folder):
+        if rest and stat.is_dir and (deep or fnmatchcase(_name(stat), part)):
+            yield from _fitting(snapshot, stat.path, parts if deep else rest)
+        elif not rest and fnmatchcase(_name(stat), part):
             yield stat
+
+
+def _name(stat: api.Stat) -> str:
+    return stat.path.rpartition("/")[2]
+
+
+def _below(snapshot: api.Snapshot, top: api.Stat) -> Iterator[api.Stat]:
+    """Yield a file; of a folder itself, and all that is in it."""
+    yield top
+    for stat in snapshot.scan(top.path) if top.is_dir else ():
+        yield from _below(snapshot, stat)
 
 
 def _entry(stat: api.Stat) -> dict[str, Any]:
@@ -125,6 +181,7 @@ def _entry(stat: api.Stat) -> dict[str, Any]:
         "mtime_ns": stat.mtime_ns,
         "etag": stat.etag,
         "is_dir": stat.is_dir,
+        "target": stat.target or None,
     }
 
 
@@ -132,6 +189,7 @@ def _line(stat: api.Stat, name: str, *, long: bool) -> str:
     text = printable(name) + ("/" if stat.is_dir else "")
     if not long:
         return text
+    text += f" -> {printable(stat.target)}" if stat.target else ""
     time = "" if stat.is_dir else datetime.fromtimestamp(stat.mtime_ns // 10**9, UTC).strftime("%Y-%m-%d %H:%M")
     return f"{'' if stat.is_dir else f'{stat.size_bytes:,}':>15}  {time:16}  {text}"
 
@@ -141,56 +199,80 @@ def _line(stat: api.Stat, name: str, *, long: bool) -> str:
 def cat(app: App, *, places: tuple[Located, ...]) -> None:
     """Write files of snapshots to the standard output, one behind the other."""
     for place in places:
-        with api.open_snapshot(place.ref, app.settings) as snapshot, _open(snapshot, place) as file:
-            shutil.copyfileobj(file, sys.stdout.buffer, _COPY_BYTES)
+        with _opened(app, place) as snapshot:
+            for stat in _expanded(snapshot, place.path):
+                if stat.is_dir:
+                    folder = Located(place.ref, stat.path)
+                    raise UsageError(f"{folder} is a folder", hint=f"See its files: dsctl ls {folder}")
+                with snapshot.open(stat.path) as file:
+                    shutil.copyfileobj(file, sys.stdout.buffer, _COPY_BYTES)
     sys.stdout.buffer.flush()
-
-
-def _open(snapshot: api.Snapshot, place: Located) -> Any:
-    if snapshot.stat(place.path).is_dir:
-        raise UsageError(f"{place} is a folder", hint=f"See its files: dsctl ls {place}")
-    return snapshot.open(place.path)
 
 
 @command()
 @click.argument("places", metavar="REF/PATH...", type=SnapshotPath(), nargs=-1, required=True)
-@click.argument("destination", metavar="DEST", type=click.Path(path_type=Path))
+@click.argument("destination", metavar="DEST")
 @click.option("--recursive", "-r", is_flag=True, help="Copy folders with all that is in them.")
 @click.option("--force", "-f", is_flag=True, help="Replace files that are there.")
-def cp(app: App, *, places: tuple[Located, ...], destination: Path, recursive: bool, force: bool) -> None:
+def cp(app: App, *, places: tuple[Located, ...], destination: str, recursive: bool, force: bool) -> None:
     """Copy files of snapshots into a folder of this machine.
 
-    DEST is a folder that is there, or for one file or folder its new path. A file appears under its name when all its
-    bytes are there. A whole snapshot is better written by dsctl export, which goes on where it was.
+    \b
+    dsctl cp mask@v3/classes.txt .
+    dsctl cp -r mask@v3/images pictures
+    dsctl cp 'mask@v3/labels/00*.txt' labels/
+
+    DEST is a folder that is there or ends with a slash, or for one file or folder its new path. A file appears under
+    its name when all its bytes are there. A whole snapshot is better written by dsctl export, which goes on where it
+    was.
     """
-    into = destination.is_dir()
-    if not into and len(places) > 1:
-        raise UsageError(f"{destination} is no folder", hint=f"Several files go into a folder: mkdir {destination}")
-    written: list[str] = []
+    if "://" in destination:
+        hint = "Copy to a folder, or to the bucket's mount: dsctl mount --rw URL DIR"
+        raise UsageError(f"{destination} is no path of this machine", hint=hint)
+    into = destination.endswith("/") or Path(destination).is_dir()
+    written: dict[str, None] = {}
     size = 0
     with app.out.progress(f"copying to {destination}") as bar:
         for place in places:
-            with api.open_snapshot(place.ref, app.settings) as snapshot:
-                if snapshot.stat(place.path).is_dir and not recursive:
-                    raise UsageError(f"{place} is a folder", hint="Give --recursive to copy all that is in it.")
-                name = place.path.rpartition("/")[2]
-                top = destination / name if into and name else destination
-                for stat in _walk(snapshot, place.path):
-                    below = stat.path[len(place.path) :].lstrip("/")
-                    path = top / below if below else top
+            with _opened(app, place) as snapshot:
+                chosen = list(_expanded(snapshot, place.path))
+                if not into and (len(places) > 1 or len(chosen) > 1):
+                    hint = f"Several files go into a folder: {destination}/"
+                    raise UsageError(f"{destination} is no folder", hint=hint)
+                for stat, path in _targets(snapshot, chosen, Path(destination), into=into, recursive=recursive):
+                    if str(path) in written:
+                        raise UsageError(f"{path} was just written, from another file", hint="Copy them into folders.")
                     _copy(snapshot, stat, path, force=force)
-                    written.append(str(path))
+                    if stat.is_dir:
+                        continue
+                    written[str(path)] = None
                     size += stat.size_bytes
                     bar.update(f"{count(len(written), 'file')}, {format_bytes(size)}", size)
-    text = f"copied {count(len(written), 'file')}, {format_bytes(size)}, to {printable(str(destination))}"
-    app.out.result({"files": len(written), "bytes": size, "written": written}, text)
+    text = f"copied {count(len(written), 'file')}, {format_bytes(size)}, to {printable(destination)}"
+    app.out.result({"files": len(written), "bytes": size, "written": list(written)}, text)
+
+
+def _targets(
+    snapshot: api.Snapshot, chosen: Sequence[api.Stat], destination: Path, *, into: bool, recursive: bool
+) -> Iterator[tuple[api.Stat, Path]]:
+    """Yield what is copied, folders before what is in them, and to which path."""
+    for top in chosen:
+        if top.is_dir and not recursive:
+            folder = Located(snapshot.record.ref, top.path)
+            raise UsageError(f"{folder} is a folder", hint="Give --recursive to copy all that is in it.")
+        place = destination / _name(top) if into else destination
+        for stat in _below(snapshot, top):
+            yield stat, place / stat.path[len(top.path) :].lstrip("/")
 
 
 def _copy(snapshot: api.Snapshot, stat: api.Stat, path: Path, *, force: bool) -> None:
-    if not force and (path.is_symlink() or path.exists()):
+    if not force and not stat.is_dir and (path.is_symlink() or path.exists()):
         raise UsageError(f"{path} is there already", hint="Give --force to replace it.")
     temporary = None
     try:
+        if stat.is_dir:
+            path.mkdir(parents=True, exist_ok=True)
+            return
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".dsctl-", delete=False) as file:
             temporary = Path(file.name)

@@ -95,3 +95,58 @@ def test_log_goes_back_to_the_first_snapshot(mask: Path, dsctl: Dsctl) -> None:
 def test_the_shell_completes_paths(mask: Path, dsctl: Dsctl) -> None:
     words = {"_DSCTL_COMPLETE": "bash_complete", "COMP_WORDS": "dsctl ls lab/mask@v1/images/d", "COMP_CWORD": "2"}
     assert dsctl(**words).out.split(",")[-1].strip() == "lab/mask@v1/images/deep/"
+
+
+def test_patterns_mean_what_fits_and_a_name_goes_before(dsctl: Dsctl, tmp_path: Path) -> None:
+    folder = tmp_path / "set"
+    for name in ("a/1.txt", "a/2.txt", "a/[1].txt", "b/deep/3.txt", "top.txt", "top.jpg"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(name)
+    assert dsctl("snapshot", "create", "set", "--from", folder).code == 0
+    assert dsctl("ls", "set@latest/a/[12].txt").out.splitlines() == ["a/1.txt", "a/2.txt"]
+    assert dsctl("ls", "set@latest/a/[1].txt").out.splitlines() == ["a/[1].txt"]
+    assert sorted(dsctl("ls", "set@latest/**/*.txt").out.splitlines()) == sorted(
+        name for name in ("a/1.txt", "a/2.txt", "a/[1].txt", "b/deep/3.txt", "top.txt")
+    )
+    assert dsctl("ls", "set@latest/**/deep/*").out.splitlines() == ["b/deep/3.txt"]
+    assert dsctl("ls", "set@latest/?").out.splitlines() == ["a/", "b/"]
+    assert dsctl("ls", "-R", "set@latest/?/d*").out.splitlines() == ["b/deep/3.txt"]
+    assert dsctl("cat", "set@latest/a/[12].txt").out == "a/1.txta/2.txt"
+    assert dsctl("ls", "set@latest/*.png", "--json").error["type"] == "PathNotFoundError"
+    refused = dsctl("cp", "set@latest/a/*", tmp_path / "new")
+    assert (refused.code, "is no folder" in refused.err) == (2, True)
+    done = dsctl("cp", "set@latest/a/[12].txt", f"{tmp_path}/new/")
+    assert (done.code, sorted(os.listdir(tmp_path / "new"))) == (0, ["1.txt", "2.txt"])
+
+
+def test_cp_makes_folders_and_takes_no_url_and_no_name_twice(dsctl: Dsctl, tmp_path: Path) -> None:
+    folder = tmp_path / "set"
+    (folder / "nothing").mkdir(parents=True)
+    for name in ("a", "b"):
+        (folder / name).mkdir()
+        (folder / name / "x.txt").write_text(name)
+    assert dsctl("snapshot", "create", "set", "--from", folder).code == 0
+    assert dsctl("cp", "-r", "set", tmp_path / "copy").code == 0
+    assert sorted(path.name for path in (tmp_path / "copy").iterdir()) == ["a", "b", "nothing"]
+    refused = dsctl("cp", "set@latest/a/x.txt", "s3://bucket/x.txt")
+    assert (refused.code, "no path of this machine" in refused.err) == (2, True)
+    twice = dsctl("cp", "-f", "set@latest/a/x.txt", "set@latest/b/x.txt", f"{tmp_path}/one/")
+    assert (twice.code, (tmp_path / "one" / "x.txt").read_text()) == (2, "a")
+    assert "was just written" in twice.err
+
+
+def test_what_is_in_no_snapshot_is_said_so(mask: Path, dsctl: Dsctl, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "dsctl snapshot create NAME --from s3://bucket/x" in dsctl("ls", "s3://bucket/x").err
+    monkeypatch.chdir(mask)
+    assert "of this machine is in no snapshot" in dsctl("cp", "notes.txt", "lab/mask").err
+    assert dsctl("ls", "lab/mask/").out.splitlines() == ["images/", "notes.txt"]
+
+
+def test_ls_shows_where_links_lead(dsctl: Dsctl, tmp_path: Path) -> None:
+    folder = tmp_path / "set"
+    folder.mkdir()
+    (folder / "a.txt").write_text("a")
+    (folder / "link.txt").symlink_to("a.txt")
+    assert dsctl("snapshot", "create", "set", "--from", folder).code == 0
+    assert dsctl("ls", "-l", "set").out.splitlines()[1].endswith("link.txt -> a.txt")
+    assert [each["target"] for each in dsctl("ls", "set", "--json").json] == [None, "a.txt"]
