@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import json
-from contextlib import closing
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
+from selenium.common.exceptions import WebDriverException
 from selenium.webdriver.common.actions.action_builder import ActionBuilder
 from selenium.webdriver.common.keys import Keys
 
 from datacache import api
-from tests.web.browser import NARROW, WIDE, Tab
+from datacache.settings import Settings, load_settings
+from tests.conftest import new_home
+from tests.web.browser import NARROW, ROOT, WIDE, Tab, chromium, enter, missing
 from tests.web.conftest import Served, write_coco
 
 pytestmark = pytest.mark.xdist_group("browser")
@@ -255,3 +265,132 @@ def test_an_image_is_zoomed_and_panned_by_keys_buttons_and_wheel(editor: Tab) ->
 def wide(tab: Tab) -> float:
     left, _, right, _ = tab.rectangle(tab.one(".frame .picture"))
     return right - left
+
+
+class Server:
+    """`dsctl ui` at one port, which is killed and started anew."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._environ = {**os.environ, **environ}
+        self._port = "0"
+        self.start()
+
+    def start(self) -> None:
+        command = [sys.executable, "-m", "dataset_cli.main", "ui", "--port", self._port, "--no-browser"]
+        self.process = subprocess.Popen(command, cwd=ROOT, env=self._environ, stdout=subprocess.PIPE, text=True)
+        link = self.link()
+        self._port = str(urlsplit(link).port)
+        self._first = [link]
+
+    def link(self) -> str:
+        """Wait for the next link, which lets one visitor in."""
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def let_in(self, open_link: Callable[[str], None]) -> None:
+        """Have somebody open the link."""
+        open_link(self._first[-1])
+        self._first.append(self.link())
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+def test_three_browsers_mark_at_once_the_server_is_killed_and_nothing_saved_is_lost(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    if missing():
+        pytest.skip(f"{missing()} is not there")
+    names, each = ("anna", "bob", "zoe"), 2
+    with new_home(tmp_path_factory) as variables:
+        settings = load_settings(variables)
+        images = {f"{name}/{n}.jpg".encode(): [("cat", [10, 10, 30, 20])] for name in names for n in range(each)}
+        folder = tmp_path_factory.mktemp("three")
+        write_coco(folder, images | {b"shared/0.jpg": []})
+        ref = api.create_snapshot("three", folder.as_uri(), settings=settings, copy=True).ref
+        server, entering, some = Server(variables), threading.Lock(), threading.Semaphore(0)
+
+        def work(name: str) -> dict[str, Box]:
+            with chromium(tmp_path_factory.mktemp("profile")) as driver:
+                with entering:
+                    server.let_in(lambda link: enter(driver, link))
+                    tab = Tab(driver, driver.current_url)
+                    tab.open("/name")
+                    tab.one("main [name=name]").send_keys(name, Keys.ENTER)
+                    tab.until(lambda: name in tab.text("header"), "the name is kept")
+                return _mark_all(tab, name, each, some.release)
+
+        try:
+            with ThreadPoolExecutor(len(names)) as people:
+                working = [people.submit(work, name) for name in names]
+                for _ in range(3):  # somewhere in between
+                    assert some.acquire(timeout=60)
+                server.kill()
+                server.start()
+                saved = [future.result(timeout=120) for future in working]
+        finally:
+            server.kill()
+        expected = {path: box for marks in saved for path, box in marks.items()}
+        assert len(expected) == len(names) * each + 1
+        assert sum("shared/0.jpg" in marks for marks in saved) == 1
+        made = api.commit_marks("three", message="of three", settings=settings)
+        assert (made.images, made.left) == (len(expected), ())
+        assert made.record.lineage is not None
+        assert sum(made.record.lineage.parameters["authors"].values()) == len(expected)
+        before, after = _boxes(ref, settings), _boxes("three", settings)
+        assert after == {path: [*before[path], expected[path]] for path in before}
+
+
+def _mark_all(tab: Tab, name: str, images: int, tell: Callable[[], None]) -> dict[str, Box]:
+    """Put a box on each of some images, and on the one that all want; those that the page says it has saved."""
+    saved: dict[str, Box] = {}
+    for n in range(images):
+        path = f"{name}/{n}.jpg"
+        _go(tab, f"/mark/three?folder={name}&path={path}")
+        tab.press("n", *[Keys.ARROW_RIGHT] * (n + len(name)))
+        tab.until(lambda: tab.text("#saved") == "Saved", "the marks are saved")
+        saved[path] = (40 + n + len(name), 30, 60 + n + len(name), 50)
+        tell()
+        tab.press(Keys.ENTER)
+        _until_done(tab, path)
+    _go(tab, "/mark/three?path=shared/0.jpg")
+    if not tab.one("#conflict").is_displayed():
+        tab.press("n", *[Keys.ARROW_DOWN] * len(name))
+        tab.until(
+            lambda: tab.text("#saved") == "Saved" or tab.one("#conflict").is_displayed(), "the image is somebody's"
+        )
+    if not tab.one("#conflict").is_displayed():
+        saved["shared/0.jpg"] = (40, 30 + len(name), 60, 50 + len(name))
+        tab.press(Keys.ENTER)
+        _until_done(tab, "shared/0.jpg")
+    return saved
+
+
+def _until_done(tab: Tab, path: str) -> None:
+    tab.until(lambda: _path(tab) != path or tab.text("#saved") == "Saved, done", "the image is done")
+
+
+def _go(tab: Tab, address: str) -> None:
+    """Open an image, also while there is no server for a moment."""
+
+    def there() -> bool:
+        with suppress(WebDriverException):
+            if _path(tab) != parse_qs(urlsplit(address).query)["path"][0] or not tab.all("#mark"):
+                tab.driver.get(tab.origin + address)
+            return tab.text("#saved") in ("Not changed", "Saved") or tab.one("#conflict").is_displayed()
+        return False
+
+    tab.until(there, "the editor has the image")
+
+
+def _path(tab: Tab) -> str:
+    return parse_qs(urlsplit(tab.driver.current_url).query).get("path", [""])[0]
+
+
+def _boxes(ref: str, settings: Settings) -> dict[str, list[Box]]:
+    with api.open_annotations(ref, settings=settings) as (_, table):
+        rows = [row for row in table.rows() if row.annotation is not None]
+        return {row.path.removeprefix("images/"): [box[1:5] for box in row.annotation.boxes] for row in rows}
