@@ -74,6 +74,18 @@ def test_plots_of_hostile_classes_lead_to_their_images(site: Site, settings: Set
     assert len(page.all("script")) == 2
 
 
+def test_a_page_with_a_long_condition_stays_small(site: Site, settings: Settings, tmp_path: Path) -> None:
+    names = [f"{n} a class with a name" for n in range(100)]
+    images = {b"train/%d.jpg" % n: [(name, [1, 1, 2 + n / 2, 9])] * (n % 30) for n, name in enumerate(names)}
+    ref = make(settings, tmp_path / "classes", "classes", images)
+    for length, leads in ((0, True), (59, True), (61, True), (399, True), (3_900, False)):
+        where = "width > 1" + " or width > 2" * ((length - 9) // 13) if length else ""
+        answer = site.get(f"/plots/{ref}?where={quote(where)}")
+        assert len(answer.body) < 100_000, length
+        assert len(Read(answer).all("a")) > 60 or not leads
+        assert ("too long for bars" in answer.text) != leads
+
+
 def test_numbers_over_versions_have_points_where_annotations_were_read(
     site: Site, settings: Settings, tmp_path: Path
 ) -> None:

@@ -21,6 +21,8 @@ from datacache.web.site import Site
 _MOST_VERSIONS: Final = 60
 _MOST_CLASSES: Final = 60
 _MOST_SPLIT: Final = 24
+_LONG, _TOO_LONG = 60, 400
+"""Characters of a condition, which each link repeats: a page stays below 100 KB."""
 _TITLES: Final = {
     "objects": "Objects in an image",
     "width": "Width of images, px",
@@ -58,20 +60,22 @@ def plots(site: Site, request: Request) -> Response:
     except UsageError as exc:
         return render(request, "plots.html", status=422, **values | {"problem": exc.message, "hint": exc.hint})
     narrowed = _narrowing(record.ref, wanted)
+    few = 3 if len(wanted.query.where) > _LONG else 1
     labels = sorted(matches.labels, key=lambda each: (-each.boxes, -each.images, each.label))
     held = [each for each in labels if each.images]
     values |= {
         "pairs": written(wanted),
+        "leads": narrowed(""),
         "total": len(matches.rows),
-        "classes": [(each, narrowed(f"has({each.label!r})")) for each in held[:_MOST_CLASSES]],
-        "more_classes": len(held[_MOST_CLASSES:]),
+        "classes": [(each, narrowed(f"has({each.label!r})")) for each in held[: _MOST_CLASSES // few]],
+        "more_classes": len(held[_MOST_CLASSES // few :]),
         "most": max((each.boxes or each.images for each in held), default=1),
         "charts": [
             (_TITLES[each.field], _chart(each, narrowed))
             for each in api.image_histograms(shown.browser, matches)
             if each.bars
         ],
-        "by_split": _by_split(shown, matches, [each.label for each in held[:_MOST_SPLIT]], narrowed),
+        "by_split": _by_split(shown, matches, [each.label for each in held[: _MOST_SPLIT // few]], narrowed),
     }
     values["names"] = shown.browser.split_names or ()
     return render(request, "plots.html", **values)
@@ -140,11 +144,14 @@ def _over_versions(site: Site, request: Request) -> Response:
 
 
 def _narrowing(ref: str, wanted: api.Filter) -> Callable[..., str]:
-    """Return a function that gives the address of the images of a filter that fit a condition, too."""
+    """Return a function that gives the address of the images of a filter that fit a condition, too; '' where the
+    filter's own is too long to be repeated."""
     pairs = [(name, value) for name, value in written(wanted) if name != "where"]
     before = wanted.query.where.strip()
 
     def narrowed(condition: str, split: str = "") -> str:
+        if len(before) > _TOO_LONG:
+            return ""
         where = f"({before}) and {condition}" if before and condition else before or condition
         kept = [(name, value) for name, value in pairs if name != "split"] if split else pairs
         return address("s", ref, kept, split=split, where=where)
