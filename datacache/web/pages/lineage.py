@@ -82,9 +82,12 @@ class Made:
     def get(self) -> api.Descendants:
         """Return it."""
         with self._lock:
-            if time.monotonic() >= self._until_s:
+            begin_s = time.monotonic()
+            if begin_s >= self._until_s:
                 self._found = api.descendants(self._site.catalog)
-                self._until_s = time.monotonic() + _LOOK_AGAIN_S
+                now_s = time.monotonic()
+                # 10,000 versions of 1,000 data sets take 2 s: no more than a twentieth of the time is spent on it.
+                self._until_s = now_s + max(_LOOK_AGAIN_S, 20 * (now_s - begin_s))
             return self._found
 
 
