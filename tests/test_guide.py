@@ -16,6 +16,19 @@ from tests.promises import promise
 ROOT = Path(__file__).resolve().parent.parent
 
 
+_MARK = """
+from datacache import api
+path = "JPEGImages/BloodImage_00338.jpg"
+with api.open_annotations("bccd") as (snapshot, table):
+    row = table.row(path)
+    objects = [api.MarkedObject(n, *box[:5]) for n, box in enumerate(row.annotation.boxes)]
+    objects.append(api.MarkedObject(-1, "RBC", 480, 320, 560, 400))
+    catalog = api.open_catalog()
+    api.save_draft(catalog, row, snapshot.record, objects, author="Ada", rev="", done=True)
+"""
+"""What the page does when somebody draws a box."""
+
+
 def blocks(language: str) -> list[str]:
     text = (ROOT / "docs" / "GUIDE.md").read_text(encoding="utf-8")
     return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
@@ -52,6 +65,18 @@ def test_the_guide_runs_as_it_is_written(
     assert "~ labels/train/BloodImage_00001.txt" in done.stdout
     names = re.findall(r"^ *\d+: \"?(\w+)", _data_yaml(environment, tmp_path), re.MULTILINE)
     assert names == ["Platelets", "RBC", "WBC", "Basophil"]
+    subprocess.run([sys.executable, "-c", _MARK], cwd=tmp_path, env=environment, check=True, timeout=60)
+    marked = subprocess.run(
+        ["bash", "-eux", "-c", "".join(blocks("sh"))],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert marked.returncode == 0, marked.stderr[-3000:]
+    assert "~ labels/train/BloodImage_00338.txt" in marked.stdout
     python = subprocess.run(
         [sys.executable, "-c", blocks("python")[0]],
         cwd=tmp_path,
