@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from array import array
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
 import pytest
@@ -23,6 +25,12 @@ def field_of(path: str, field: str) -> str:
     return {"path": path, "folder": folder, "name": name}[field]
 
 
+def paths_of(texts: Sequence[str]) -> Paths:
+    """The paths in two parts."""
+    parts = [[*map(encode, texts[:100])], [*map(encode, texts[100:])]]
+    return Paths(path_arrays((array("I", map(len, part)), b"".join(part)) for part in parts))
+
+
 def encode(text: str) -> bytes:
     return text.encode("utf-8", "surrogateescape")
 
@@ -32,7 +40,7 @@ def test_what_is_found_at_once_is_what_python_finds_path_by_path(letters: tuple[
     rng = random.Random(3)
     # As they are read again: two such bytes that come together are one character.
     texts = [encode(drawn(rng, letters, 12)).decode("utf-8", "surrogateescape") for _ in range(300)]
-    paths = Paths(path_arrays(map(encode, texts)))
+    paths = paths_of(texts)
     answered = 0
     for _ in range(400):
         pattern, part = drawn(rng, (*letters, "*", "*", "?"), 7), drawn(rng, letters, 4)
@@ -51,7 +59,7 @@ def test_what_is_found_at_once_is_what_python_finds_path_by_path(letters: tuple[
 
 
 def test_patterns_that_bytes_cannot_answer_are_left_to_the_caller() -> None:
-    ascii, other = (Paths(path_arrays([path])) for path in (b"a/b.jpg", "戴/b.jpg".encode()))
+    ascii, other = (paths_of([path]) for path in ("a/b.jpg", "戴/b.jpg"))
     assert ascii.like("name", "?.jpg") is not None
     assert other.like("name", "?.jpg") is None
     assert ascii.like("name", "[ab].jpg") is None
@@ -61,7 +69,7 @@ def test_patterns_that_bytes_cannot_answer_are_left_to_the_caller() -> None:
 
 def test_a_piece_across_the_parts_of_a_long_text_is_found() -> None:
     long = "x" * (2**20 - 3)
-    paths = Paths(path_arrays([long.encode(), b"yzyzyz/yz", b"zy"]))
+    paths = paths_of([long, "yzyzyz/yz", "zy"])
     assert paths.containing("path", "yzyz").tolist() == [False, True, False]
     assert paths.containing("path", "xy").tolist() == [False, False, False]
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _log = logging.getLogger(__name__)
-VERSION: Final = 1
+VERSION: Final = 2
 """Of the groups and what is in them: one that another version made is made anew."""
 _BLOB_BYTES: Final = 4 * 2**20
 _AT_A_TIME: Final = 4

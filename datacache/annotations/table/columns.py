@@ -138,6 +138,10 @@ class ColumnReader:
             raise CorruptManifestError(f"column {column} of the annotation table is damaged")
         return [data[a:b] for a, b in pairwise(accumulate(lengths, initial=0))]
 
+    def joined(self, column: int) -> bytes:
+        """Return the bytes of all strings of a column and the next."""
+        return bytes(self._column(column + 1)[1])
+
     def texts(self, column: int, count: int) -> list[str]:
         """Return the values as texts."""
         try:

@@ -100,17 +100,22 @@ class Paths:
         return np.concatenate(found) if found else np.zeros(0, np.intp)
 
 
-def path_arrays(paths: Iterable[bytes]) -> dict[str, NDArray[Any]]:
-    """Return the arrays of `Paths`: all bytes, the lengths of paths, and those of the names behind the last slash."""
-    lengths, names, parts = [], [], []
-    for path in paths:
-        parts.append(path)
-        lengths.append(len(path))
-        names.append(len(path) - path.rfind(b"/") - 1)
+def path_arrays(parts: Iterable[tuple[Sequence[int], bytes]]) -> dict[str, NDArray[Any]]:
+    """Return the arrays of `Paths`: all bytes, the lengths of paths, and those of the names behind the last slash. A
+    part is the lengths of some paths, and their bytes."""
+    texts, all_lengths, all_names = [], [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    for numbers, text in parts:
+        lengths = np.asarray(memoryview(numbers)).astype(np.int64)  # type: ignore[arg-type]
+        ends = np.cumsum(lengths)
+        slashes = np.concatenate([[-1], np.flatnonzero(np.frombuffer(text, np.uint8) == _SLASH)])
+        behind = slashes[np.searchsorted(slashes, ends) - 1] + 1
+        texts.append(text)
+        all_lengths.append(narrow(lengths))
+        all_names.append(narrow(ends - np.maximum(behind, ends - lengths)))
     return {
-        "text": np.frombuffer(b"".join(parts), np.uint8),
-        "lengths": narrow(np.array(lengths, np.uint32)),
-        "names": narrow(np.array(names, np.uint32)),
+        "text": np.frombuffer(b"".join(texts), np.uint8),
+        "lengths": np.concatenate(all_lengths[1:] or all_lengths),
+        "names": np.concatenate(all_names[1:] or all_names),
     }
 
 

@@ -114,6 +114,10 @@ class Summary:
         """Return the images' paths as the store has them."""
         return self._columns.raw(0, self.rows)
 
+    def joined_paths(self) -> tuple[Sequence[int], bytes]:
+        """Return the lengths of the images' paths in bytes, and all paths without anything between them."""
+        return self._columns.numbers(0, self.rows), self._columns.joined(0)
+
     def states(self) -> Sequence[int]:
         """Return `ANNOTATED`, `BARE` (without an annotation) or `UNUSABLE` for each image."""
         return self._columns.numbers(2, self.rows)
