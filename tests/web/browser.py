@@ -132,6 +132,10 @@ class Tab:
         """What is shown of an element, without line breaks."""
         return " ".join(self.one(css).text.split())
 
+    def texts(self, css: str) -> list[str]:
+        """The text of each such element, shown or not, as it is in the page."""
+        return self.driver.execute_script(_TEXTS, css)
+
     def follow(self, element: str | WebElement) -> None:
         """Click what leads to another address, and wait until that is there."""
         before = self.address
@@ -232,5 +236,6 @@ return document.readyState === "complete" && !document.querySelector("meta[http-
   && !document.querySelector(".htmx-request, .htmx-swapping, .htmx-settling")
   && [...document.images].every((image) => image.complete || !seen(image));
 """
+_TEXTS = "return [...document.querySelectorAll(arguments[0])].map((each) => each.textContent);"
 _RECTANGLE = "const at = arguments[0].getBoundingClientRect(); return [at.left, at.top, at.right, at.bottom];"
 _OVERFLOW = "return document.documentElement.scrollWidth - document.documentElement.clientWidth;"
