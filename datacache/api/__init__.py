@@ -14,15 +14,20 @@ from typing import TYPE_CHECKING
 from datacache.core.front import front
 
 if TYPE_CHECKING:
+    from datacache.annotations import compared as _compared
     from datacache.annotations import comparison as _comparison
     from datacache.annotations import model as _model
     from datacache.annotations import pairing as _pairing
+    from datacache.annotations import predictions as _predictions
     from datacache.annotations import query as _query
     from datacache.annotations import stats as _stats
     from datacache.annotations.browsing import Browser as Browser
     from datacache.annotations.browsing import Filter as Filter
     from datacache.annotations.browsing import Matches as Matches
+    from datacache.annotations.compared import Asked as Asked
+    from datacache.annotations.compared import Compared as Compared
     from datacache.annotations.comparison import ObjectChange as ObjectChange
+    from datacache.annotations.comparison import compare_objects as compare_objects
     from datacache.annotations.histograms import Histogram as Histogram
     from datacache.annotations.histograms import HistogramBar as HistogramBar
     from datacache.annotations.histograms import ObjectPlots as ObjectPlots
@@ -30,6 +35,9 @@ if TYPE_CHECKING:
     from datacache.annotations.histograms import object_plots as object_plots
     from datacache.annotations.histograms import split_counts as split_counts
     from datacache.annotations.image_header import read_header as read_header
+    from datacache.annotations.matching import Verdict as Verdict
+    from datacache.annotations.matching import match_objects as match_objects
+    from datacache.annotations.matching import score_of as score_of
     from datacache.annotations.model import Annotation as Annotation
     from datacache.annotations.model import Box as Box
     from datacache.annotations.pictures import plot as _plot
@@ -40,6 +48,7 @@ if TYPE_CHECKING:
     from datacache.annotations.pictures.preview import thumbnail as thumbnail
     from datacache.annotations.pictures.svg import hex_colour as hex_colour
     from datacache.annotations.pictures.svg import svg_objects as svg_objects
+    from datacache.annotations.predictions import has_scores as has_scores
     from datacache.annotations.query import Query as Query
     from datacache.annotations.query import find_paths as find_paths
     from datacache.annotations.stats import Statistics as Statistics
@@ -192,8 +201,11 @@ if TYPE_CHECKING:
     count_images = _query.count
     diff_manifests = _diff.diff
     draw_pictures = _preview.preview
+    find_differences = _compared.find_differences
     find_images = _query.find
     forget_volume = _refs.forget_volume
+    match_predictions = _predictions.match_tables
+    prediction_quality = _predictions.quality
     is_image_path = _pairing.is_image
     PLOT_FORMATS = _plot.FORMATS
     plot_statistics = _plot.plot

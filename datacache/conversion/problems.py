@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 
 from datacache.annotations.check import same_object
 from datacache.annotations.classes import spelled, spelled_alike
+from datacache.annotations.matching import score_of
 from datacache.annotations.model import Action, Annotation, Box, Problem, quote, unforeseen
 from datacache.annotations.shapes.outline import NOTHING, Polygon, in_common
 from datacache.annotations.table.table import Table
@@ -149,7 +150,7 @@ def find(snapshot: Snapshot, annotations: Annotations, table: Table, predictions
             mending.mended(row.annotation, problems)
             predicted = None if predictions is None else predictions.row(row.path)
             if predicted is not None and predicted.annotation is not None:
-                scored = scored or any(_score(box) for box in predicted.annotation.boxes)
+                scored = scored or any(score_of(box) for box in predicted.annotation.boxes)
                 problems += _doubtful(row.annotation, predicted.annotation)
         yield from problems
     if not scored:
@@ -241,21 +242,11 @@ def _cells(low: float, high: float) -> list[int]:
 
 def _doubtful(annotation: Annotation, predicted: Annotation) -> Iterator[Problem]:
     """Yield the objects at whose place a sure prediction has another class, and none has theirs."""
-    sure = [box for box in predicted.boxes if _score(box) >= SURE]
+    sure = [box for box in predicted.boxes if score_of(box) >= SURE]
     for place, box in enumerate(annotation.boxes if sure else ()):
         there = [other for other in sure if in_common(box[1:5], other[1:5]) >= OVER]
         if there and all(spelled(other.label) != spelled(box.label) for other in there):
-            best = max(there, key=_score)
+            best = max(there, key=score_of)
             message = f"{annotation.path}, object {place + 1}: labelled {quote(box.label)}, and predicted as "
-            message += f"{quote(best.label)} with a score of {_score(best):.2f}"
+            message += f"{quote(best.label)} with a score of {score_of(best):.2f}"
             yield Problem("label-doubtful", "noted", annotation.source or annotation.path, box.line, message)
-
-
-def _score(box: Box) -> float:
-    score = (box.extra or NOTHING).score
-    if score is not None:
-        return score
-    try:
-        return float(next((value for name, value in box.attributes if name in ("confidence", "score")), 0.0))
-    except ValueError:
-        return 0.0

@@ -16,14 +16,14 @@ import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from datacache.core.errors import DatacacheError
 
 T = TypeVar("T")
 R = TypeVar("R")
 K = TypeVar("K", bound=Hashable)
-V = TypeVar("V", bytes, bytes | memoryview)
+V = TypeVar("V")
 
 
 class PerProcess(Generic[T]):
@@ -165,11 +165,12 @@ class ByteBudget:
 
 
 class LastLoaded(Generic[K, V]):
-    """Hold bytes by their key, up to a number of bytes and one value at least. Each is loaded once, however many ask at
-    the same moment; what cannot be loaded is an error for all of these, and is tried again by who asks later."""
+    """Hold bytes, or what has a size, by their key, up to a number of bytes and one value at least. Each is loaded
+    once, however many ask at the same moment; what cannot be loaded is an error for all of these, and is tried again by
+    who asks later."""
 
-    def __init__(self, limit_bytes: int) -> None:
-        self._limit_bytes = limit_bytes
+    def __init__(self, limit_bytes: int, size_of: Callable[[Any], int] = len) -> None:
+        self._limit_bytes, self._size_of = limit_bytes, size_of
         self._lock = threading.Lock()  # guards all below; never held while anything is loaded
         self._bytes = 0
         self._held: OrderedDict[K, V] = OrderedDict()
@@ -197,15 +198,20 @@ class LastLoaded(Generic[K, V]):
             raise
         with self._lock:
             self._held[key] = value
-            self._bytes += len(value)
+            self._bytes += self._size_of(value)
             while self._bytes > self._limit_bytes and len(self._held) > 1:
-                self._bytes -= len(self._held.popitem(last=False)[1])
+                self._bytes -= self._size_of(self._held.popitem(last=False)[1])
             del self._coming[key]
         future.set_result(value)
         return value
+
+    def held(self, key: K) -> V | None:
+        """Return the value of a key, if it is held."""
+        with self._lock:
+            return self._held.get(key)
 
     def forget(self, which: Callable[[K], bool]) -> None:
         """Let go of what is held under such keys."""
         with self._lock:
             for key in [key for key in self._held if which(key)]:
-                self._bytes -= len(self._held.pop(key))
+                self._bytes -= self._size_of(self._held.pop(key))

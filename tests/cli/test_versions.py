@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from datacache import api
 from datacache.api import open_catalog
 from datacache.catalog.commit import commit_manifest
 from datacache.manifest.builder import ManifestBuilder
@@ -317,6 +318,15 @@ def test_a_diff_tells_which_objects_changed(tmp_path: Path, dsctl: Dsctl) -> Non
     assert lines[8:] == ["~ a.png  moved cat, removed dog", "~ b.png  relabelled cat → dog"]
     found = dsctl("snapshot", "diff", "boxes", "--objects", "--json").json
     assert found["objects"] == {"removed": {"dog": 1}, "moved": {"cat": 1}, "relabelled": {"cat → dog": 1}}
+    # The web page's numbers are these.
+    with api.open_annotations(found["a"]) as (_, before), api.open_annotations(found["b"]) as (_, after):
+        compared = api.find_differences(before, after, ())
+    assert compared.objects() == {
+        ("removed", "dog", ""): 1,
+        ("moved", "cat", "cat"): 1,
+        ("relabelled", "cat", "dog"): 1,
+    }
+    assert compared.images()["annotated"] == found["images"]["changed"]
     assert found["changes"][1]["objects"] == [
         {
             "kind": "relabelled",

@@ -327,6 +327,21 @@ class Table:
             self._last = last = (number, list(self._rows([number])))
         return next((row for row in last[1] if row.path == path), None)
 
+    def number(self, path: str) -> int:
+        """Return the number of an image's row; -1 if there is none of this path."""
+        return self.numbers_of([_key(path)])[0]
+
+    def numbers_of(self, paths: Sequence[bytes]) -> list[int]:
+        """Return the numbers of rows by their paths, which are in order; -1 for a path that is not there."""
+        found: list[int] = []
+        for number, same in groupby(paths, key=lambda path: bisect_right(self._first_paths, path) - 1):
+            known = self._summary(number).raw_paths() if number >= 0 else []
+            for path in same:
+                place = bisect_left(known, path)
+                is_there = place < len(known) and known[place] == path
+                found.append(self._rows_at[number] + place if is_there else -1)
+        return found
+
     def seek(self, path: str) -> int:
         """Return the number of the first row whose path is `path` or comes after it in byte order."""
         number = bisect_right(self._first_paths, _key(path)) - 1
