@@ -26,6 +26,7 @@ from datacache.settings import Settings
 from datacache.web.access import LOOPBACK, Guard, OneTimeLinks
 from datacache.web.opened import Opening
 from datacache.web.pages import (
+    compare,
     datasets,
     drafts,
     images,
@@ -42,6 +43,7 @@ from datacache.web.site import Site
 
 _log = logging.getLogger(__name__)
 _PAGES: Final = (
+    compare,
     datasets,
     drafts,
     images,
@@ -54,6 +56,7 @@ _PAGES: Final = (
     visitors,
 )
 _SCRIPTS: Final = (
+    "compare.js",
     "htmx.min.js",
     "mark.js",
     "node.js",
