@@ -8,9 +8,10 @@ as many processes as there are processors for reading annotations and for image 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, NamedTuple
 
 from xxhash import xxh3_64_intdigest
@@ -44,6 +45,7 @@ _SHOWN = 10
 _AT_A_TIME = 64
 """Images whose labels are written together."""
 _IMAGE_FOLDERS = frozenset({"jpegimages", "images", "obj_train_data"})
+_DOCUMENT = re.compile(rb"(?:(?i:readme|licen[sc]e|notice|copying|citation)(?:\.[a-z]{1,4})?|[^/]+\.(?:md|rst|pdf))")
 _UNANNOTATED_HINT = "--keep-unannotated takes images that have no annotation."
 _LABELS_HINT = "The format has labels of whole images alone. Choose one that has objects: --to yolo, for one."
 _BARE_HINT = (
@@ -182,7 +184,8 @@ def run(
         images = _ended(snapshot, images, files, report)
     if plan.strict and plan.operations:
         _expect_none_wrong(inputs, report)  # before any image is written anew
-    for entry in sorted_entries(_write(images, target, files, report, progress, marks=plan.marks)):
+    documents = () if plan.marks is None else _documents(snapshot, files)
+    for entry in sorted_entries(chain(documents, _write(images, target, files, report, progress, marks=plan.marks))):
         builder.add(entry)
     report.problems += inputs.unmatched()
     report.problems += losses.problems()
@@ -462,6 +465,13 @@ def _write(
     for name, data in target.finish():
         yield from files.add(name, data, newest)
     yield from files.end_pack()
+
+
+def _documents(snapshot: Snapshot, files: NewFiles) -> Iterator[Entry]:
+    """Yield the files at the top of a data set that are there for people."""
+    for entry in snapshot.manifest.entries():
+        if entry.has_object and _DOCUMENT.fullmatch(entry.path):
+            yield files.refer(entry)
 
 
 def _empty_splits(names: Sequence[str], report: Report, to: str) -> Iterator[Problem]:

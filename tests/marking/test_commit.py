@@ -134,7 +134,10 @@ def without_lines(annotation: Annotation | None) -> Annotation | None:
 def test_marks_are_in_the_next_version_and_all_else_is_as_it_was(
     settings: Settings, catalog: Catalog, tmp_path: Path, name: str, format: Any
 ) -> None:
-    base = create(settings, name, format(tmp_path / "files"))
+    folder = format(tmp_path / "files")
+    (folder / "LICENSE").write_text("free")
+    (folder / "readme.md").write_text("cats")
+    base = create(settings, name, folder)
     before, split_before = rows(settings, base.ref), splits(settings, base.ref)
     objects = {path: each for path, each in before.items() if each and each.boxes}
     bare = [path for path, each in before.items() if each and not each.source]
@@ -164,6 +167,8 @@ def test_marks_are_in_the_next_version_and_all_else_is_as_it_was(
             assert [_near(box) for box in now.boxes] == [_near(box) for box in then.boxes]
             if format is not yolo:
                 assert without_lines(now) == without_lines(then)
+    with api.open_snapshot(made.record.ref, settings) as snapshot:
+        assert (snapshot.read("LICENSE"), snapshot.read("readme.md")) == (b"free", b"cats")
     assert api.drafts(catalog, name) == []
     lineage = made.record.lineage
     assert lineage is not None
