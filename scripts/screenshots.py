@@ -9,10 +9,12 @@ import io
 import shutil
 import sys
 import tempfile
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from PIL import Image
+from selenium.webdriver.common.keys import Keys
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -33,7 +35,11 @@ PAGES = {
     "filter": '/s/masks@reviewed?label=with_mask&where=count("with_mask")+>+1',
     "image": f"/image/masks@reviewed?{IMAGE}",
     "plots": "/plots/masks@reviewed",
+    "mark": f"/mark/masks?{IMAGE}",
+    "drafts": "/drafts/masks",
+    "node": "/node",
 }
+AUTHOR = "Ada"
 
 
 def main(wanted: list[str]) -> None:
@@ -48,6 +54,10 @@ def main(wanted: list[str]) -> None:
         make_data(Path(folder), load_settings(variables))
         with serving(variables) as link, chromium(Path(folder) / "profile") as driver:
             enter(driver, link)
+            with new_tab(driver, link) as tab:
+                tab.open("/name")
+                tab.one("[name=name]").send_keys(AUTHOR, Keys.ENTER)
+                tab.until(lambda: tab.text("header form a") == AUTHOR, "the name is kept")
             for name in wanted or PAGES:
                 for width, size in SIZES.items():
                     with new_tab(driver, link) as tab:
@@ -74,8 +84,24 @@ def make_data(folder: Path, settings: Settings) -> None:
     )
     with api.open_annotations(second.ref, settings=settings) as (_, table):
         masked = list(api.find_paths(table, api.Query(labels=("with_mask",))))
+        make_drafts(second, table, settings)
     api.subset(second.ref, masked, name="with-a-mask", message="Images with a mask", settings=settings)
     api.convert(second.ref, to="yolo", name="masks-yolo", settings=settings)
+
+
+def make_drafts(record: api.SnapshotRecord, table: api.AnnotationTable, settings: Settings) -> None:
+    """Mark three images: a face is given another class, a box is drawn anew, one is removed."""
+    with closing(api.open_catalog(settings)) as catalog:
+        for number, path in enumerate(f"JPEGImages/{n:06}.jpg" for n in (2, 4, 13)):
+            row = table.row(path)
+            marks = [api.MarkedObject(n, b.label, b.x1, b.y1, b.x2, b.y2) for n, b in enumerate(row.annotation.boxes)]
+            first = marks[0]
+            changed = (
+                [first._replace(label="without_mask")],
+                [first._replace(x1=first.x1 - 12, y1=first.y1 - 9, x2=first.x2 + 12)],
+                [],
+            )[number]
+            api.save_draft(catalog, row, record, [*changed, *marks[1:]], author=AUTHOR, rev="", done=number < 2)
 
 
 def save(file: Path, png: bytes) -> None:
