@@ -203,11 +203,14 @@ class Browser:
         self._attribute = lru_cache(_FILTERS_KEPT)(self._read_attribute)
 
     def prepare(self) -> None:
-        """Load all that filters look at, for a thread beside those that answer."""
+        """Load what filters look at, for a thread beside those that answer. Paths, which take the most memory, and are
+        asked for the least, are only made ahead."""
         self.label_rows()
         self.splits()
         self.problems()
         self.sides()
+        if self._store and not self._store.has("paths"):
+            self.paths()
 
     def close(self) -> None:
         """Give the memory back. A filter that comes later loads again what it needs."""

@@ -1,8 +1,8 @@
 """Read the annotations of a snapshot in a process of its own, which the page starts: `python -m datacache.web.reading`.
 
 The server has threads, whose locks its forked children would inherit; this process has none, and forks as many as there
-are processors. It leaves the table in the catalog, tells on its output how far it is, and ends with the server. Errors
-are not told: whoever asks for the table afterwards meets them again.
+are processors. It leaves the table and what filters look at in the catalog, tells on its output how far it is, and ends
+with the server. Errors are not told: whoever asks for the table afterwards meets them again.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def _main(ref: str, server: str) -> None:
         sys.stdout.write(json.dumps(how_far) + "\n")
         sys.stdout.flush()
 
-    with api.open_annotations(ref, settings=load_settings(), progress=tell):
-        pass
+    with api.open_browser(ref, settings=load_settings(), progress=tell) as (_, browser):
+        browser.prepare()
 
 
 if __name__ == "__main__":

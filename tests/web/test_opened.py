@@ -72,9 +72,12 @@ def test_annotations_of_many_images_are_read_by_a_process_of_their_own(
     snapshots: OpenSnapshots, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(opened, "_FEW_FILES", 0)
-    monkeypatch.setattr("datacache.conversion.index.Annotations._build", pytest.fail)
+    for made_here in ("conversion.index.Annotations._build", "annotations.table.arrays.ArrayStore.put"):
+        monkeypatch.setattr(f"datacache.{made_here}", pytest.fail)
     record = made(settings, tmp_path, "first")
-    assert get(snapshots, record).browser.table.images == 2
+    shown = get(snapshots, record)
+    assert shown.browser.table.images == 2
+    shown.browser.prepare()
     assert api.has_annotations(record.ref, settings=settings)
 
 

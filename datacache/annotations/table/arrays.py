@@ -39,6 +39,10 @@ class ArrayStore:
     def __init__(self, catalog: Catalog, snapshot_id: str, name: str) -> None:
         self._catalog, self._id, self._name = catalog, snapshot_id, name
 
+    def has(self, group: str) -> bool:
+        """Tell whether there is a group."""
+        return self._catalog.derived(self._id, self._note(group)) is not None
+
     def get(self, group: str) -> dict[str, NDArray[Any]] | None:
         """Return the arrays of a group, in the order in which they were put; None where there is none that can be
         read. They may be read-only."""
