@@ -24,7 +24,8 @@ EDGES: Final[Mapping[str, tuple[float, ...]]] = {
     "area": (0, 0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3),
     "aspect": (0, 0.125, 0.25, 0.5, 0.8, 1.25, 2, 4, 8),
 }
-"""Of `query.BOX_MEASURES`: a bin begins at each, and the last has no end. At most 16."""
+"""Of `query.BOX_MEASURES`: a bin begins at each, and the last has no end. At most 16. With other edges `arrays.VERSION`
+goes up."""
 CELLS: Final = 16
 """Of the grid, across and down."""
 _CHUNK: Final = 1_000_000

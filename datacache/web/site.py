@@ -26,6 +26,7 @@ from datacache.web.images import Thumbnails
 from datacache.web.jobs import Jobs
 from datacache.web.opened import OpenSnapshots, Shown
 
+_MOST_COUNTS: Final = 10_000
 _MOST_FORM_FIELDS: Final = 20_000
 
 
@@ -51,6 +52,7 @@ class Site:
         self.thumbnails = Thumbnails()
         self.jobs = Jobs()
         self._few = CapacityLimiter(max(2, min(4, cores())))
+        self._counts: dict[str, api.VersionCounts] = {}
 
     def close(self) -> None:
         """Close what was opened."""
@@ -100,6 +102,15 @@ class Site:
         if dataset is None:
             raise SnapshotNotFoundError(f"there is no data set {name}", ref=name)
         return dataset
+
+    def counts(self, record: api.SnapshotRecord) -> api.VersionCounts | None:
+        """Return the numbers of a version's annotations where they were read before. Once known they stay."""
+        found = self._counts.get(record.id) or api.version_counts(self.catalog, record)
+        if found is not None:
+            if len(self._counts) >= _MOST_COUNTS:
+                self._counts.clear()
+            self._counts[record.id] = found
+        return found
 
     def may_see(self, dataset: str) -> bool:
         """Tell whether the namespace that this page is for may see a data set."""

@@ -60,7 +60,7 @@ def test_problems_are_counted_once_annotations_were_read(site: Site, family: tup
     site.get(f"/s/{first}")
     page = Read(site.get("/d/parents"))
     assert f"/s/{first}?problem=box-clipped" in {a["href"] for a in page.all("a")}
-    assert "5 images with 5 objects of 1 classes" in " ".join(page.text.split())
+    assert "5 images with 5 objects of 1 class" in " ".join(page.text.split())
     assert "1 problem" in page.text
 
 

@@ -45,6 +45,16 @@ def test_a_bar_of_objects_leads_to_the_images_that_have_some(site: Site, pets: s
     assert sum(cells) == (40 if query else 80)
 
 
+def test_a_version_without_objects_has_plots_of_its_images_alone(
+    site: Site, settings: Settings, tmp_path: Path
+) -> None:
+    ref = make(settings, tmp_path / "bare", "bare", {b"%d.jpg" % n: [] for n in range(3)})
+    page = Read(site.get(f"/plots/{ref}"))
+    bars = [a["aria-label"] for a in page.all("a") if "aria-label" in a]
+    assert bars == ["0: 3 images", "100: 3 images", "80: 3 images", "1.1 to less than 1.4: 3 images"]
+    assert "There are none" in Read(site.get(f"/plots-of-objects/{ref}")).text
+
+
 def test_splits_lead_to_their_images(site: Site, settings: Settings, tmp_path: Path) -> None:
     images = {b"%s/%d.jpg" % ((b"train", b"val")[n % 4 == 0], n): [("cat", [1, 1, 9, 9])] for n in range(12)}
     ref = make(settings, tmp_path / "split", "split", images)

@@ -118,7 +118,7 @@ def _page(made: Made, template: str, most: int, site: Site, request: Request) ->
             tags.get(record.id, []),
             _inputs(site, record),
             list(_outputs(site, descendants.by_input.get(f"{name}@{record.id}", []))),
-            api.version_counts(site.catalog, record),
+            site.counts(record),
             record.parent in ids,
         )
         for record in records[start : start + most]

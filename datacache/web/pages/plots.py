@@ -120,7 +120,7 @@ def _over_versions(site: Site, request: Request) -> Response:
     start = next((n for n, record in enumerate(records) if begin and record.id.startswith(begin)), 0)
     shown = records[start : start + _MOST_VERSIONS]
     older = records[start + _MOST_VERSIONS].id if len(records) > start + _MOST_VERSIONS else ""
-    versions = [(record, api.version_counts(site.catalog, record)) for record in shown]
+    versions = [(record, site.counts(record)) for record in shown]
 
     def chart(number: Callable[[api.SnapshotRecord, api.VersionCounts | None], int | None]) -> charts.Steps:
         numbers = [(record, number(record, counts)) for record, counts in reversed(versions)]
