@@ -18,7 +18,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from datacache.api.options import QueryOptions
+from datacache.api.options import QueryOptions, make_query
 from datacache.core.counters import count
 from datacache.core.errors import DatacacheError, UsageError
 from datacache.core.html import html_table, html_text
@@ -100,11 +100,16 @@ class PicturedSnapshot(Snapshot):
 
     def show(self, n: int = 16, **wanted: Unpack[QueryOptions]) -> ShownPicture:
         """Draw the first `n` images, or of those that fit (see `filter`). `UsageError` where there are none."""
-        from datacache.api.annotations import preview
+        from datacache.annotations.query import find_paths
+        from datacache.api.annotations import open_annotations, preview
 
-        if wanted:
-            return self.filter(**wanted).show(n)
-        return ShownPicture(preview(self.ref, n=n, settings=self._settings))
+        if not wanted:
+            return ShownPicture(preview(self.ref, n=n, settings=self._settings))
+        with open_annotations(self.ref, settings=self._settings) as (_, table):
+            paths = list(islice(find_paths(table, make_query(**wanted)), n))  # of a million, no more is looked at
+        if not paths:
+            raise UsageError(f"no image of {self.record.ref} fits: there is nothing to draw", hint="Ask for less.")
+        return ShownPicture(preview(self.ref, paths=paths, settings=self._settings))
 
     def __dir__(self) -> list[str]:
         return [*super().__dir__(), "filter", "show"]
