@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from datacache.api import cancel_job as cancel_job
     from datacache.api import cluster_status as cluster_status
     from datacache.api import collect_garbage as collect_garbage
+    from datacache.api import commit_marks as commit_marks
     from datacache.api import connect as connect
     from datacache.api import convert as convert
     from datacache.api import create_snapshot as create_snapshot

@@ -15,7 +15,7 @@ from PIL import Image
 import datacache
 from datacache.annotations.pictures.draw import colours_of
 from datacache.api.notebooks import PicturedSnapshot
-from datacache.core.errors import ObjectNotFoundError, UsageError
+from datacache.core.errors import DraftConflictError, ObjectNotFoundError, PathNotFoundError, UsageError
 from datacache.reader.snapshot import Snapshot
 from datacache.settings import Settings
 from tests.web.conftest import write_coco
@@ -176,3 +176,29 @@ def test_results_show_what_was_made(snap: PicturedSnapshot, settings: Settings, 
     assert "pets-shards@" in _Tags(sharded._repr_html_()).text
     assert repr(snap.filter()) == f"<ImageList of {snap.record.ref}: 2 images>"
     assert str(tmp_path) in _Tags(snap._repr_html_()).text, "where it was made from"
+
+
+def test_an_image_is_marked_and_committed_from_python(snap: PicturedSnapshot, settings: Settings) -> None:
+    marks = snap.marks("a.png")
+    assert [mark.label for mark in marks] == ["cat", HOSTILE]
+    marks[1] = marks[1]._replace(label="dog")
+    marks.add("cat", 60, 10, 70, 20)
+    marks.save(author="ann", done=False)
+    del marks[0]
+    marks.save(author="ann")
+    again = snap.marks("a.png")
+    assert again == marks
+    again.save(author="ann")
+    with pytest.raises(DraftConflictError, match="ann has saved"):
+        snap.marks("a.png").save(author="bob")
+    with pytest.raises(DraftConflictError):
+        marks.save(author="ann")
+    done = datacache.commit_marks("pets", message="a dog", settings=settings)
+    assert (done.images, done.left) == (1, ())
+    assert "images marked" in _Tags(done._repr_html_()).text
+    assert [(image.path[-5:], image.labels) for image in datacache.query("pets", settings=settings)] == [
+        ("a.png", {"cat": 1, "dog": 1}),
+        ("b.png", {"cat": 1}),
+    ]
+    with pytest.raises(PathNotFoundError, match=r"no image 'c\.png'"):
+        snap.marks("c.png")

@@ -56,6 +56,7 @@ def test_a_snapshot_is_read_by_path_and_shows_no_internals(ref: str, settings: S
             "stat",
             "view",
             "filter",
+            "marks",
             "show",
         }
         assert all(hasattr(snapshot, name) for name in offered)

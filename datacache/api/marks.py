@@ -7,6 +7,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 from datacache.api.opening import open_catalog, open_snapshot
+from datacache.api.progress import of_images, shows
 from datacache.manifest.model import Naming
 from datacache.settings import Settings, load_settings
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from datacache.marking.commit import Committed
 
 
+@shows(of_images)
 def commit_marks(
     dataset: str,
     *,

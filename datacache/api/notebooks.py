@@ -4,6 +4,7 @@
     snap.show(where="count('no_mask') > 1")      # a picture of some of these images, with what is annotated
     snap.filter(labels=["no_mask"])              # a list of images; a notebook shows a table and a picture
     datacache.diff("mask@v2", "mask@v3").show()  # what was there before in grey, what is there now in colour
+    marks = snap.marks("images/000001.jpg")      # its objects as a list: change it, marks.save()
 
 Annotations are read when they are first asked for. Any thread.
 """
@@ -12,15 +13,17 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections import Counter
-from collections.abc import Callable, Iterable
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager
+from getpass import getuser
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from datacache.api.options import QueryOptions, make_query
+from datacache.catalog.refs import resolve
 from datacache.core.counters import count
-from datacache.core.errors import DatacacheError, UsageError
+from datacache.core.errors import DatacacheError, PathNotFoundError, UsageError
 from datacache.core.html import html_table, html_text
 from datacache.manifest.model import SnapshotRecord
 from datacache.reader.snapshot import Snapshot
@@ -28,7 +31,10 @@ from datacache.settings import Settings, load_settings
 
 if TYPE_CHECKING:
     from datacache.annotations.comparison import Changed
+    from datacache.annotations.table.ranges import Row
     from datacache.annotations.table.table import ImageSummary, Table
+    from datacache.catalog.base import Catalog
+    from datacache.marking.drafts import Draft, MarkedObject
 
 _ROWS = 20
 _SHOWN = 6
@@ -84,6 +90,70 @@ class ImageList(list["ImageSummary"]):
         return table + (_embedded(self.show) if self else "")
 
 
+class ImageMarks(list["MarkedObject"]):
+    """The objects of an image, to be changed and saved: replace one for another label or box, delete one, `add` one.
+
+    What is saved is a draft, which the page shows, too; `datacache.commit_marks` makes the next version of what is
+    done."""
+
+    def __init__(self, snapshot: PicturedSnapshot, path: str, settings: Settings) -> None:
+        """`PathNotFoundError` where there is no such image, `UsageError` where it cannot be used."""
+        from datacache.marking.drafts import MarkedObject, is_stale
+
+        self.path = path
+        self._ref, self._settings = snapshot.ref, settings
+        with self._opened() as (_, row, there):
+            if row.annotation is None:
+                raise UsageError(f"{path} cannot be marked: {', '.join(each.message for each in row.problems)}")
+            if there is not None and not is_stale(row, there):
+                super().__init__(there.objects)
+            else:
+                super().__init__(MarkedObject(of, box.label, *box[1:5]) for of, box in enumerate(row.annotation.boxes))
+            self._rev = there.rev if there else ""
+
+    def add(self, label: str, x1: float, y1: float, x2: float, y2: float) -> None:
+        """Add an object, whose box is in pixels of the image."""
+        from datacache.marking.drafts import MarkedObject
+
+        self.append(MarkedObject(-1, label, x1, y1, x2, y2))
+
+    def save(self, *, author: str = "", done: bool = True) -> None:
+        """Save the draft of an `author` ('': the user of this process). One that is not `done` waits for more.
+
+        `DraftConflictError` where somebody has saved marks of the image since these were read, and where another
+        version says something else of it. `UsageError` for marks that cannot be."""
+        from datacache.marking.drafts import save_draft
+
+        with self._opened() as (catalog, row, there):
+            labels = there.labels if there else None
+            new = save_draft(
+                catalog,
+                row,
+                resolve(catalog, self._ref),
+                self,
+                labels=labels,
+                author=author or _this_user(),
+                rev=self._rev,
+                done=done,
+            )
+            self._rev = new.rev
+
+    @contextmanager
+    def _opened(self) -> Iterator[tuple[Catalog, Row, Draft | None]]:
+        from datacache.api.annotations import open_annotations
+        from datacache.api.opening import open_catalog
+        from datacache.marking.drafts import draft
+
+        with (
+            closing(open_catalog(self._settings)) as catalog,
+            open_annotations(self._ref, settings=self._settings) as (snapshot, table),
+        ):
+            row = table.row(self.path)
+            if row is None:
+                raise PathNotFoundError(f"{snapshot.record.ref} has no image {self.path!r}", path=self.path)
+            yield catalog, row, draft(catalog, snapshot.record.dataset, self.path)
+
+
 class PicturedSnapshot(Snapshot):
     """A snapshot of the catalog, which can find and draw its images by what is annotated in them."""
 
@@ -111,8 +181,13 @@ class PicturedSnapshot(Snapshot):
             raise UsageError(f"no image of {self.record.ref} fits: there is nothing to draw", hint="Ask for less.")
         return ShownPicture(preview(self.ref, paths=paths, settings=self._settings))
 
+    def marks(self, path: str) -> ImageMarks:
+        """Return the objects of an image to be changed and saved: those that somebody has saved and nobody committed
+        yet, else those of this version."""
+        return ImageMarks(self, path, self._settings)
+
     def __dir__(self) -> list[str]:
-        return [*super().__dir__(), "filter", "show"]
+        return [*super().__dir__(), "filter", "marks", "show"]
 
     def _repr_html_(self) -> str:
         return self.record._repr_html_() + (_embedded(self.show) if self._is_soon_drawn() else "")
@@ -207,6 +282,13 @@ def diff(before: str, after: str = "", *, settings: Settings | None = None) -> A
         open_annotations(next(refs), settings=settings) as (_, two),
     ):
         return AnnotationDiff((old, new), (one, two), list(compare(one, two)), settings)
+
+
+def _this_user() -> str:
+    try:
+        return getuser()
+    except (KeyError, OSError) as exc:  # of a container that has no name for its user
+        raise UsageError("it cannot be told who marks here", hint="Say it: save(author=…).") from exc
 
 
 def _by_label(counts: dict[str, int]) -> str:

@@ -30,6 +30,7 @@ from datacache.conversion.pipeline import Marks, Plan, Progress, run
 from datacache.conversion.problems import own_format
 from datacache.conversion.targets import TARGETS
 from datacache.core.errors import CorruptManifestError, UsageError
+from datacache.core.html import html_table
 from datacache.core.ids import ObjectId, object_id
 from datacache.manifest.model import Naming, SnapshotRecord
 from datacache.manifest.reader import Manifest
@@ -68,6 +69,10 @@ class Committed(NamedTuple):
     """By path."""
     problems: tuple[Problem, ...] = ()
     """Of the version that was made."""
+
+    def _repr_html_(self) -> str:
+        rows: list[tuple[object, ...]] = [("images marked", self.images)]
+        return self.record._repr_html_() + html_table([*rows, *((left.path, left.why) for left in self.left)])
 
 
 def commit_marks(
