@@ -23,7 +23,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parent.parent
 LOCK = ROOT / "deploy" / "requirements.lock"
-EXTRAS = ("rw", "k8s", "s3fs")
+EXTRAS = ("rw", "k8s", "s3fs", "ui")
 """Of the image, as deploy/Dockerfile has it."""
 PYTHON = (3, 11)
 HEADER = "# Made by scripts/lock_image.py: what the image is built from. Change that, or pyproject.toml.\n"

@@ -28,6 +28,7 @@ OUT = ROOT / "deploy" / "kubernetes"
 RELEASE = "datacache"
 HEADER = "# Rendered from deploy/helm/datacache by scripts/render_manifests.py: change that.\n"
 MONITORING: dict[str, Any] = {"metrics": {"serviceMonitor": True, "dashboard": True}}
+UI: dict[str, Any] = {"ui": {"enabled": True, "hosts": ["data.example.org"], "userHeader": "X-Auth-Request-User"}}
 _TO_JSON = re.compile(r'toJson (?:\.Values\.([\w.]+)|\(\.Files\.Get "([\w.-]+)"\))')
 _FAIL = re.compile(r'fail "([^"]+)"')
 _FAILED = re.compile(r"\0(.+?)\0")
@@ -104,6 +105,7 @@ def manifests(values: dict[str, Any]) -> dict[str, str]:
     files = {"00-namespace.yaml": [space], **render(values)}
     extra = render(merge(values, MONITORING))["monitoring.yaml"]
     files["monitoring/monitoring.yaml"] = extra
+    files["ui/ui.yaml"] = render(merge(values, UI))["ui.yaml"]
     return {name: HEADER + dump(_without_helm(objects)) for name, objects in files.items()}
 
 

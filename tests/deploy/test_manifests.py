@@ -18,6 +18,7 @@ import yaml
 
 from datacache.api import create_snapshot
 from datacache.settings import Settings, load_settings
+from datacache.web.access import HEALTH
 from dataset_cli.commands.k8s import _name_of
 from scripts import render_manifests as chart
 from tests.promises import promise
@@ -93,6 +94,19 @@ VALUES: dict[str, dict[str, Any]] = {
         }
     },
     "a cluster in zones": {"cluster": {"enabled": True}},
+    "a page": {"ui": {"enabled": True, "hosts": ["data.example.org"]}},
+    "a page behind a proxy": {
+        "catalog": {"secret": "datacache-catalog"},
+        "ui": {
+            "enabled": True,
+            "hosts": ["data.example.org", "data.lab"],
+            "userHeader": "X-Auth-Request-User",
+            "namespace": "team-a",
+            "readOnly": False,
+            "proxy": {"namespace": {"team": "web"}, "pods": {}},
+            "ingress": {"enabled": True, "className": "nginx", "tlsSecret": "data-tls", "annotations": {"a/b": "c"}},
+        },
+    },
     "digests": {
         "image": {"digest": f"sha256:{'0' * 64}"},
         "mongodb": {"image": f"mongo@sha256:{'0' * 64}"},
@@ -199,6 +213,12 @@ def test_kubernetes_schemas_accept_every_example(path: Path) -> None:
         {"cluster": {"mode": "mirror"}},
         {"home": "relative"},
         {"nodes": {}},
+        {"ui": {"enabled": True}},
+        {"ui": {"enabled": True, "hosts": ["data.example.org:443"]}},
+        {"ui": {"ingress": {"enabled": True}}},
+        {"ui": {"proxy": {"namespace": {"team": 1}}}},
+        {"ui": {"userHeader": "X-User: x"}},
+        {"settings": {"DATACACHE_UI_USER_HEADER": "X-User"}},
     ],
 )
 def test_values_that_cannot_work_are_refused(wrong: dict[str, Any]) -> None:
@@ -209,7 +229,7 @@ def test_values_that_cannot_work_are_refused(wrong: dict[str, Any]) -> None:
 def test_values_of_an_older_chart_are_refused_with_the_way_out_and_documents_keep_clear_of_them() -> None:
     """`helm upgrade --reuse-values` gives a new chart the old one's defaults, and none of its own."""
     reused = chart.default_values()
-    del reused["cluster"]
+    del reused["cluster"], reused["ui"]
     del reused["networkPolicies"], reused["metrics"]["address"], reused["mongodb"]["secret"], reused["image"]["digest"]
     jsonschema.validate(reused, values_schema())  # which Helm does first, and whose words name no way out
     with pytest.raises(SystemExit, match="--reset-then-reuse-values"):
@@ -571,6 +591,48 @@ def test_what_is_mounted_on_the_node_has_the_same_path_inside_and_reaches_the_no
         assert environment["DATACACHE_DAEMON"] == "external"
 
 
+def test_the_page_is_one_restricted_pod_that_the_proxy_alone_reaches_and_the_command_understands() -> None:
+    from dataset_cli.commands.ui import ui
+
+    for values, header in (("a page", ""), ("a page behind a proxy", "X-Auth-Request-User")):
+        objects = {each["kind"]: each for each in rendered(values) if each["metadata"]["name"] == "datacache-ui"}
+        assert ("Ingress" in objects) is bool(header)
+        deployment = objects["Deployment"]["spec"]
+        assert (deployment["replicas"], deployment["strategy"]) == (1, {"type": "Recreate"})
+        spec = deployment["template"]["spec"]
+        check_restricted(spec)
+        assert spec["automountServiceAccountToken"] is False
+        [container] = spec["containers"]
+        assert container["securityContext"]["readOnlyRootFilesystem"] is True
+        assert {
+            name: container[name]["httpGet"]["path"] for name in container if name.endswith("Probe")
+        } == dict.fromkeys(("startupProbe", "readinessProbe", "livenessProbe"), HEALTH)
+        assert container["command"] == ["dsctl", "ui"]
+        options = ui.make_context("ui", list(container["args"])).params
+        assert (options["host"], options["port"], options["no_browser"]) == ("0.0.0.0", 8765, True)
+        assert options["read_only"] is (values == "a page")
+        environment = {each["name"]: each.get("value", "a secret") for each in container["env"]}
+        environment |= {"DATACACHE_CATALOG": "mongodb://db.example/datacache"}
+        settings = load_settings(environment)
+        assert settings.ui_hosts == (("data.example.org", "data.lab") if header else ("data.example.org",))
+        assert (settings.ui_user_header, settings.ui_namespace) == (header, "team-a" if header else "")
+        assert settings.sources == ("*",)
+        labels = deployment["template"]["metadata"]["labels"]
+        for selector in (objects["Service"]["spec"]["selector"], deployment["selector"]["matchLabels"]):
+            assert selector.items() <= labels.items()
+        policy = objects["NetworkPolicy"]["spec"]
+        assert policy["podSelector"]["matchLabels"].items() <= labels.items()
+        [rule] = policy["ingress"]
+        assert rule["ports"] == [{"protocol": "TCP", "port": container["ports"][0]["containerPort"]}]
+        [peer] = rule["from"]
+        assert peer["namespaceSelector"]["matchLabels"]
+    assert [each["host"] for each in objects["Ingress"]["spec"]["rules"]] == ["data.example.org", "data.lab"]
+    assert objects["Ingress"]["spec"]["tls"] == [{"secretName": "data-tls", "hosts": ["data.example.org", "data.lab"]}]
+    unguarded = {"networkPolicies": {"enabled": False}, "ui": VALUES["a page behind a proxy"]["ui"]}
+    with pytest.raises(SystemExit, match="any user"):
+        chart.render(chart.merge(chart.default_values(), unguarded))
+
+
 def test_the_programs_understand_the_arguments_they_get() -> None:
     from csi_driver.__main__ import _parser
 
@@ -608,7 +670,7 @@ def test_what_documents_and_examples_name_is_there() -> None:
         text = (ROOT / name).read_text(encoding="utf-8")
         for path in re.findall(r"(?<![\w/])(deploy/(?!datacache-controller)[\w./-]*[\w/])", text):
             assert (ROOT / path).exists(), f"{name}: {path}"
-        for path in re.findall(r"`((?:catalog|mongodb|metrics|registrar|buckets|settings|image)\.[\w.]+)[`=]", text):
+        for path in re.findall(r"`((?:catalog|mongodb|metrics|registrar|buckets|settings|image|ui)\.[\w.]+)[`=]", text):
             found: Any = values
             for part in path.split(".")[: 1 if path.startswith("settings.") else None]:
                 assert part in found, f"{name}: {path}"

@@ -30,7 +30,7 @@ _HEIGHT: Final = 80
 _LISTED: Final = 100
 
 
-class Span(NamedTuple):
+class RateBar(NamedTuple):
     """The reads of about a minute, as a bar of the chart."""
 
     x: float
@@ -55,7 +55,7 @@ class HitRates:
             while now_s - self._samples[0][0] > _HOUR_S:
                 self._samples.popleft()
 
-    def spans(self, now_s: float) -> list[Span]:
+    def spans(self, now_s: float) -> list[RateBar]:
         """Return the bars, the oldest first. A time without reads has none."""
         with self._lock:
             samples = list(self._samples)
@@ -70,7 +70,7 @@ class HitRates:
                     x = _WIDTH * (1 - (now_s - start[0]) / _HOUR_S)
                     width = max(1.0, _WIDTH * (sample[0] - start[0]) / _HOUR_S)
                     height = _HEIGHT * hits / (hits + misses)
-                    spans.append(Span(max(0.0, x), width, height, hits, hits + misses, now_s - sample[0]))
+                    spans.append(RateBar(max(0.0, x), width, height, hits, hits + misses, now_s - sample[0]))
                 start = sample
         return spans
 
@@ -104,8 +104,15 @@ class _Watch:
         stopped = state["daemon"] is None and not state["error"]
         failure = api.start_failure(self._site.settings) if stopped else None
         mounts = [[line.strip() for line in lines] for lines in self._site.mounts()]
+        is_external = self._site.settings.daemon == "external"
         now = time.strftime("%H:%M:%S", time.gmtime())
-        return state | {"failure": failure, "mounts": mounts, "now": now, "home": str(self._site.settings.home)}
+        return state | {
+            "failure": failure,
+            "mounts": mounts,
+            "is_external": is_external,
+            "now": now,
+            "home": str(self._site.settings.home),
+        }
 
 
 def is_shown(settings: Settings) -> bool:
