@@ -26,7 +26,7 @@ _MOST_OPEN = 6
 _FEW_FILES = 5_000
 """Annotations of so many are read here: another process takes a second to start."""
 _MOST_IMAGES = 1_500_000
-"""Of all that are open together: a million take some 150 MiB with their boxes."""
+"""Of all that are open together, but for two that are compared: a million take some 150 MiB with their boxes."""
 _WAIT_S = 0.6
 """A page waits so long for a snapshot before it says that it is being opened."""
 
@@ -140,7 +140,7 @@ class OpenSnapshots:
         with self._lock:
             ready = [(ref, entry) for ref, entry in self._entries.items() if entry.shown.done()]
             images = [entry.shown.result().browser.table.images for _, entry in ready]
-            while len(ready) > 1 and (len(ready) > _MOST_OPEN or sum(images) > _MOST_IMAGES):
+            while len(ready) > 1 and (len(ready) > _MOST_OPEN or (len(ready) > 2 and sum(images) > _MOST_IMAGES)):
                 images.pop(0)
                 gone.append(self._entries.pop(ready.pop(0)[0]))
         gone.clear()  # without the lock: what nobody reads of is closed here
