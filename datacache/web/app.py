@@ -20,6 +20,7 @@ from datacache.core.errors import (
     DraftConflictError,
     PathNotFoundError,
     SnapshotNotFoundError,
+    TasksError,
     UsageError,
 )
 from datacache.settings import Settings
@@ -35,6 +36,7 @@ from datacache.web.pages import (
     marks,
     node,
     plots,
+    queues,
     selecting,
     visitors,
 )
@@ -52,6 +54,7 @@ _PAGES: Final = (
     marks,
     node,
     plots,
+    queues,
     selecting,
     visitors,
 )
@@ -71,6 +74,7 @@ _STATUS: Final[tuple[tuple[type[DatacacheError], int], ...]] = (
     (PathNotFoundError, 404),
     (UsageError, 422),
     (DraftConflictError, 409),
+    (TasksError, 409),
     (BrokenImageError, 415),
     (DatacacheError, 502),
 )

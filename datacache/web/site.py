@@ -8,6 +8,7 @@ seconds for them, and for none that a store holds up.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache, partial
 from typing import Final
 from urllib.parse import parse_qsl
 
@@ -27,6 +28,7 @@ from datacache.web.jobs import Jobs
 from datacache.web.opened import OpenSnapshots, Shown
 
 _MOST_COUNTS: Final = 10_000
+_QUEUES_KEPT: Final = 16
 _MOST_FORM_FIELDS: Final = 20_000
 
 
@@ -51,6 +53,7 @@ class Site:
         self.opened = OpenSnapshots(settings)
         self.thumbnails = Thumbnails()
         self.jobs = Jobs()
+        self.marking_queue = lru_cache(_QUEUES_KEPT)(partial(api.open_queue, settings=settings))
         self._few = CapacityLimiter(max(2, min(4, cores())))
         self._counts: dict[str, api.VersionCounts] = {}
 

@@ -26,6 +26,7 @@ from datacache.core.errors import (
 from datacache.core.ipc import parse_object
 from datacache.web.addresses import address, asked_of, filter_of, written
 from datacache.web.opened import Opening, Shown
+from datacache.web.pages.queues import keep
 from datacache.web.rendering import render
 from datacache.web.site import Site
 
@@ -64,6 +65,10 @@ def mark(site: Site, request: Request) -> Response:
         return RedirectResponse(address("mark", record.dataset, pairs, path=first[0].path), 303)
     shown, row = site.row(request)
     before, place, behind = shown.browser.neighbours(matches, row.path)
+    one = dict(asked)
+    how = {name: one[name] for name in ("queue", "queued", "review") if name in one and "queue" in one}
+    if how:
+        how.setdefault("queued", row.path)
 
     def at(path: str) -> str:
         return address("mark", record.dataset, pairs, path=path) if path else ""
@@ -78,7 +83,10 @@ def mark(site: Site, request: Request) -> Response:
         behind=at(behind),
         place=place,
         total=len(matches.rows),
-        here=at(row.path),
+        here=address("mark", record.dataset, [*pairs, *how.items()], path=row.path),
+        queue=how.get("queue", ""),
+        review="review" in how,
+        how=how,
     )
 
 
@@ -131,7 +139,7 @@ def write(site: Site, request: Request, body: bytes) -> dict[str, Any]:
     )
     if asked["take_over"]:
         return _state(site, request, shown, row)
-    return {"draft": _told(saved, row, author), "colours": _colours(shown, saved)}
+    return {"draft": _told(saved, row, author), "colours": _colours(shown, saved), "lease": keep(site, request)}
 
 
 def _state(site: Site, request: Request, shown: Shown, row: api.Row) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from datacache import api
 from datacache.core.errors import TagExistsError, UsageError
 from datacache.web.addresses import address, asked_of, filter_of, written
 from datacache.web.jobs import Progress
+from datacache.web.pages import queues
 from datacache.web.rendering import render
 from datacache.web.site import Site, form_of
 
@@ -31,10 +32,12 @@ def routes(site: Site) -> list[Route]:
 
 
 def select(site: Site, request: Request, body: bytes) -> Response:
-    """Begin to make a version of the images that a form names, or of all that its filter means."""
+    """Begin to make a version or a queue of the images that a form names, or of all that its filter means."""
     pairs = form_of(body)
     form = dict(pairs)
     record = site.record(request.path_params["ref"])
+    if form.get("do") == "queue":
+        return _queue(site, request, record, pairs)
     name = api.check_name(form.get("name", ""))
     if not site.may_see(name):
         raise UsageError(f"this page may not make {name}: nobody it is for may see that")
@@ -53,6 +56,24 @@ def select(site: Site, request: Request, body: bytes) -> Response:
         return address("s", made.ref)
 
     job = site.jobs.start(f"select {name}", f"A version of {name} from {record.ref}", run, user=user)
+    return RedirectResponse(address("job", job.id), 303)
+
+
+def _queue(site: Site, request: Request, record: api.SnapshotRecord, pairs: list[tuple[str, str]]) -> Response:
+    form, user = dict(pairs), request.scope["visitor"].user
+    name = api.check_name(form.get("name", ""))
+    images, _ = _meant(site, record, pairs)
+
+    def run(progress: Progress) -> str:
+        progress("Images", 0, 0)
+        with api.open_annotations(record.ref, settings=site.settings) as (_, table):
+            chosen = sorted(images)
+            unusable = [path for path in chosen if (row := table.row(path)) is None or row.annotation is None]
+        if unusable:
+            raise UsageError(f"{unusable[0]!r}: no image of {record.ref}, or one that cannot be used")
+        return queues.make(site, record.dataset, name, chosen, review="review" in form)
+
+    job = site.jobs.start(f"queue {name}", f"The queue {name} of {record.dataset}", run, user=user)
     return RedirectResponse(address("job", job.id), 303)
 
 

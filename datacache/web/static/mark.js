@@ -187,7 +187,9 @@ function render() {
       draw("rect", { ...grip, "data-x": x, "data-y": y }, top);
     }
   }
-  svg.replaceChildren(...elements, top);
+  const was = draw("g", { class: "was" });
+  if (get("was").checked) untouched().forEach((each) => was.append(elementOf(each, -1)));
+  svg.replaceChildren(was, ...elements, top);
   renderSide(mark);
 }
 
@@ -359,6 +361,7 @@ function press(event) {
     X: () => judge(false, true),
     c: () => get("class").focus(),
     t: () => get("tag")?.focus(),
+    v: () => get("was").click(),
     "?": () => (get("keys").open = !get("keys").open),
   };
   return Object.hasOwn(act, key) ? act[key]() : false;
@@ -419,6 +422,7 @@ const buttons = {
   "take-over": () => order({ take_over: true, rev: theirs.rev }),
   discard: () => order({ discard: true, rev: theirs?.rev ?? saver.rev }),
 };
+get("was").addEventListener("change", render);
 for (const [id, act] of Object.entries(buttons)) get(id).addEventListener("click", act);
 // The focus stays in the picture, where the keys are.
 root.addEventListener("mousedown", (event) => event.target.closest("button") && event.preventDefault());
@@ -485,6 +489,8 @@ function take(answer) {
   get("saved").textContent = answer.why || (draft ? `Saved${done ? ", done" : ""}` : "Not changed");
   if (draft && (!draft.mine || draft.stale)) {
     showConflict({ draft, error: answer.told });
+    showsTheirs = Boolean(root.dataset.review) && !draft.stale;
+    get("show-theirs").setAttribute("aria-pressed", String(showsTheirs));
     if (frozen && !answer.may) for (const id of ["take-over", "discard"]) get(id).hidden = true;
   }
   render();
