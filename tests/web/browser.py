@@ -102,7 +102,7 @@ class Tab:
         self.settle()
 
     def settle(self) -> None:
-        """Wait for the page: its scripts, its pictures that are in view, what htmx gets, a snapshot that is opened."""
+        """Wait for the page: pictures in view, what htmx gets, a snapshot that is opened, the draft of the editor."""
         self.until(lambda: self.driver.execute_script(_SETTLED), "the page settles")
 
     def until(self, condition: Callable[[], T], what: str) -> T:
@@ -234,6 +234,7 @@ _SETTLED = """
 const seen = (image) => { const at = image.getBoundingClientRect(); return at.top < innerHeight && at.bottom > 0; };
 return document.readyState === "complete" && !document.querySelector("meta[http-equiv=refresh]")
   && !document.querySelector(".htmx-request, .htmx-swapping, .htmx-settling")
+  && document.querySelector("#saved")?.textContent !== "Loading"
   && [...document.images].every((image) => image.complete || !seen(image));
 """
 _TEXTS = "return [...document.querySelectorAll(arguments[0])].map((each) => each.textContent);"
