@@ -28,13 +28,15 @@ from datacache.conversion.index import Annotations, Reading
 from datacache.conversion.model import Splits
 from datacache.conversion.pipeline import Marks, Plan, Progress, run
 from datacache.conversion.problems import own_format
+from datacache.conversion.source import AnnotationSource
 from datacache.conversion.targets import TARGETS
 from datacache.core.errors import CorruptManifestError, UsageError
 from datacache.core.html import html_table
 from datacache.core.ids import ObjectId, object_id
-from datacache.manifest.model import Naming, SnapshotRecord
+from datacache.manifest.model import Lineage, Naming, SnapshotRecord
 from datacache.manifest.reader import Manifest
 from datacache.marking.drafts import Draft, all_drafts, is_stale, is_there, marked, move_draft, remove_draft
+from datacache.marking.patch import commit_patched, patched_files
 from datacache.reader.snapshot import Snapshot
 
 NOT_DONE: Final = "not done"
@@ -93,31 +95,41 @@ def commit_marks(
     while True:
         base = resolve(catalog, dataset)
         with open_snapshot(base) as snapshot:
-            table = Annotations(snapshot, catalog, Reading()).table(processes=processes, progress=progress)
+            annotations = Annotations(snapshot, catalog, Reading())
+            table = annotations.table(processes=processes, progress=progress)
             going, left = _choose(catalog, table, base, authors=authors, only_done=only_done)
             if not going.drafts:
                 return Committed(base, 0, tuple(sorted(left)))
             target = _target(table, going, to)
-            plan = Plan(
-                to=target,
-                naming=naming,
-                reading=Reading(),
-                splits=Splits() if target == "cvat-video" else None,
-                keep_unannotated=True,
-                marks=Marks(going.after, going.labels(), going.looked_at, going.place, skip_predictions),
-                command="mark",
-                parameters=going.parameters(),
-            )
+            patch = None if skip_predictions else _patch(annotations.source, table, target, going)
             try:
-                record, report = run(
-                    catalog,
-                    [snapshot],
-                    plan,
-                    open_objects=open_objects,
-                    processes=processes,
-                    progress=progress,
-                    check=is_latest(base.id),
-                )
+                if patch is not None:
+                    files, problems = patch
+                    lineage = Lineage("mark", {"to": target, **going.parameters()}, (snapshot.ref,))
+                    record = commit_patched(
+                        catalog, snapshot, naming, lineage, files, open_objects=open_objects, check=is_latest(base.id)
+                    )
+                else:
+                    plan = Plan(
+                        to=target,
+                        naming=naming,
+                        reading=Reading(),
+                        splits=Splits() if target == "cvat-video" else None,
+                        keep_unannotated=True,
+                        marks=Marks(going.after, going.labels(), going.looked_at, going.place, skip_predictions),
+                        command="mark",
+                        parameters=going.parameters(),
+                    )
+                    record, report = run(
+                        catalog,
+                        [snapshot],
+                        plan,
+                        open_objects=open_objects,
+                        processes=processes,
+                        progress=progress,
+                        check=is_latest(base.id),
+                    )
+                    problems = report.problems
             except OvertakenError:
                 continue
         for path, draft in going.drafts.items():
@@ -127,7 +139,7 @@ def commit_marks(
                 left.append(Left(path, draft.author, SAVED_AGAIN))
         if going.moved:
             _follow(catalog, Manifest.open(record.id, catalog.get_blobs), record, list(all_drafts(catalog, dataset)))
-        return Committed(record, len(going.placed), tuple(sorted(left)), tuple(report.problems))
+        return Committed(record, len(going.placed), tuple(sorted(left)), tuple(problems))
 
 
 class _Going:
@@ -212,6 +224,23 @@ def _target(table: Table, going: _Going, to: str | None) -> str:
             f"{quote(drawn)} was marked with objects, and {to} has none", hint="Choose another format: --to yolo."
         )
     return to
+
+
+def _patch(
+    source: AnnotationSource, table: Table, to: str, going: _Going
+) -> tuple[dict[str, bytes], list[Problem]] | None:
+    """Return what `patched_files` does of the marks; None where labels of whole images change, too."""
+    marked = []
+    for path in going.drafts:
+        row = table.row(path)
+        after = None if row is None else going.after(row)
+        if row is None or row.annotation is None or after is None or after.labels != row.annotation.labels:
+            return None
+        marked.append(after)
+    patch = patched_files(source, table, to, marked)
+    if patch is not None:
+        going.placed.update(going.drafts)
+    return patch
 
 
 def _follow(catalog: Catalog, newest: Manifest, record: SnapshotRecord, drafts: Sequence[Draft]) -> dict[str, Draft]:
