@@ -1,13 +1,15 @@
 """Find patterns in the paths of all images at once: one text of bytes, and arrays that say where each path lies in it.
 
-A pattern is what `like` means by `*`, and `?` where all paths are ASCII: pieces with anything between them. UTF-8 finds
-in bytes what Python finds in the decoded texts, as a character's first byte is never inside of another one. Used by
-`browsing`. Pure functions of arrays, any thread.
+A pattern is what `like` means by `*`, and by `?` and `[…]` where all paths are ASCII: pieces with anything between.
+UTF-8 finds in bytes what Python finds in the decoded texts, as a character's first byte is never inside of another one.
+Used by `browsing`. Pure functions of arrays, any thread.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
+from fnmatch import translate
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -19,10 +21,11 @@ if TYPE_CHECKING:
 
 FIELDS: Final = ("path", "folder", "name")
 _SLASH: Final = ord("/")
-_ANY: Final = ord("?")
+_TOKEN: Final = re.compile(r"\*|\[!?+\]?+[^]]*+\]|.", re.DOTALL)
+"""A part of a pattern as `fnmatch` sees it."""
 _CHUNK: Final = 2**20
-_Bytes = dict[int, int]
-"""Offset → byte, of a piece."""
+_Piece = list["int | NDArray[np.bool_]"]
+"""For each byte of a piece which one it is, or for each of the 256 whether it may be that."""
 
 
 class Paths:
@@ -37,10 +40,20 @@ class Paths:
 
     def like(self, field: str, pattern: str) -> NDArray[np.bool_] | None:
         """Return which images' `field` fits a pattern of `fnmatch`; None where it is none that this can tell."""
-        if "[" in pattern or ("?" in pattern and not self._ascii):
-            return None
-        pieces = [_encoded(piece, wild=True) for piece in pattern.split("*")]
-        return None if None in pieces else self._fitting(field, pieces)  # type: ignore[arg-type]
+        pieces: list[_Piece] = [[]]
+        for token in _TOKEN.findall(pattern):
+            if token == "*":
+                pieces.append([])
+            elif token == "?" or len(token) > 1:
+                if not self._ascii:
+                    return None
+                fits = re.compile(translate(token)).match
+                pieces[-1].append(np.array([n < 128 and fits(chr(n)) is not None for n in range(256)]))
+            elif (piece := _encoded(token)) is None:
+                return None
+            else:
+                pieces[-1] += piece
+        return self._fitting(field, pieces)
 
     def among(self, field: str, texts: Iterable[str]) -> NDArray[np.bool_] | None:
         """Return which images' `field` is one of these texts; None as in `like`."""
@@ -55,47 +68,45 @@ class Paths:
     def containing(self, field: str, text: str) -> NDArray[np.bool_] | None:
         """Return which images' `field` has a text in it; None as in `like`."""
         piece = _encoded(text)
-        return None if piece is None else self._fitting(field, [(0, {}), piece, (0, {})])
+        return None if piece is None else self._fitting(field, [[], piece, []])
 
-    def _fitting(self, field: str, pieces: Sequence[tuple[int, _Bytes]]) -> NDArray[np.bool_]:
+    def _fitting(self, field: str, pieces: Sequence[_Piece]) -> NDArray[np.bool_]:
         starts, ends = self._spans[field]
-        (first, head), *middle = pieces
-        last, tail = middle.pop() if middle else (0, {})
+        head, *middle = pieces
+        tail = middle.pop() if middle else []
         lengths = ends - starts
-        rows = np.flatnonzero(lengths >= first + last if len(pieces) > 1 else lengths == first)
+        rows = np.flatnonzero(lengths >= len(head) + len(tail) if len(pieces) > 1 else lengths == len(head))
         rows = self._having(rows, starts, head)
-        rows = self._having(rows, ends - last, tail)
-        at = starts[rows] + first
-        for size, piece in middle:
-            if not size:
-                continue
+        rows = self._having(rows, ends - len(tail), tail)
+        at = starts[rows] + len(head)
+        for piece in filter(None, middle):
             # The first place behind the piece before: a later one would only leave less room.
-            places = self._places(size, piece)
+            places = self._places(piece)
             nearest = np.searchsorted(places, at)
             there = nearest < len(places)
-            rows, at = rows[there], places[nearest[there]] + size
-            inside = at <= ends[rows] - last
+            rows, at = rows[there], places[nearest[there]] + len(piece)
+            inside = at <= ends[rows] - len(tail)
             rows, at = rows[inside], at[inside]
         found = np.zeros(len(starts), bool)
         found[rows] = True
         return found
 
     def _having(
-        self, rows: NDArray[np.intp], starts: NDArray[np.signedinteger[Any]], piece: _Bytes
+        self, rows: NDArray[np.intp], starts: NDArray[np.signedinteger[Any]], piece: _Piece
     ) -> NDArray[np.intp]:
         """Return those of the rows that have a piece where it starts."""
-        for offset, byte in reversed(piece.items()):  # paths begin alike
-            rows = rows[self._text[starts[rows] + offset] == byte]
+        for offset in reversed(range(len(piece))):  # paths begin alike
+            rows = rows[_fits(self._text[starts[rows] + offset], piece[offset])]
         return rows
 
-    def _places(self, size: int, piece: _Bytes) -> NDArray[np.intp]:
+    def _places(self, piece: _Piece) -> NDArray[np.intp]:
         """Return where a piece lies in the text, be it across two paths."""
         found = []
-        for start in range(0, max(0, len(self._text) - size + 1), _CHUNK):
-            window = self._text[start : start + _CHUNK + size - 1]
-            fits = np.ones(len(window) - size + 1, bool)
-            for offset, byte in piece.items():
-                fits &= window[offset : offset + len(fits)] == byte
+        for start in range(0, max(0, len(self._text) - len(piece) + 1), _CHUNK):
+            window = self._text[start : start + _CHUNK + len(piece) - 1]
+            fits = np.ones(len(window) - len(piece) + 1, bool)
+            for offset, wanted in enumerate(piece):
+                fits &= _fits(window[offset : offset + len(fits)], wanted)
             found.append(np.flatnonzero(fits) + start)
         return np.concatenate(found) if found else np.zeros(0, np.intp)
 
@@ -119,10 +130,13 @@ def path_arrays(parts: Iterable[tuple[Sequence[int], bytes]]) -> dict[str, NDArr
     }
 
 
-def _encoded(piece: str, *, wild: bool = False) -> tuple[int, _Bytes] | None:
-    """Return the length of a piece in bytes, and the bytes that count; None for one that is no UTF-8."""
+def _fits(values: NDArray[np.uint8], wanted: int | NDArray[np.bool_]) -> NDArray[np.bool_]:
+    return values == wanted if isinstance(wanted, int) else wanted[values]
+
+
+def _encoded(text: str) -> _Piece | None:
+    """Return the bytes of a text; None for one that is no UTF-8."""
     try:
-        raw = piece.encode()
+        return [*text.encode()]
     except UnicodeEncodeError:
         return None
-    return len(raw), {offset: byte for offset, byte in enumerate(raw) if not (wild and byte == _ANY)}
