@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
 from datacache.api.options import make_reading
@@ -54,9 +55,9 @@ class Descendants(NamedTuple):
     """Whether all data sets were looked at."""
 
 
-def descendants(catalog: Catalog, *, most: int = 50_000, limit_s: float = 5) -> Descendants:
-    """Return what was made from which version, in all data sets: some `most` versions, or as many as can be read within
-    `limit_s`."""
+def descendants(catalog: Catalog, *, most: float = inf, limit_s: float = inf) -> Descendants:
+    """Return what was made from which version, in all data sets; or in some `most` versions, or those that can be read
+    within `limit_s`."""
     found: dict[str, list[SnapshotRecord]] = {}
     end_s = time.monotonic() + limit_s
     for dataset in catalog.datasets():

@@ -199,7 +199,8 @@ def _held(record: api.SnapshotRecord, catalog: api.Catalog) -> api.Held | None:
 @click.argument("ref", type=SnapshotRef())
 @click.option("--files", "with_files", is_flag=True, help="List its files, too.")
 @click.option("--stats", "with_stats", is_flag=True, help="Count its classes, boxes and sizes, too (dsctl stats).")
-def show(app: App, ref: str, with_files: bool, with_stats: bool) -> None:
+@click.option("--outputs", "with_outputs", is_flag=True, help="Say what was made from it, looking at all data sets.")
+def show(app: App, ref: str, with_files: bool, with_stats: bool, with_outputs: bool) -> None:
     """Show one snapshot."""
     from dataset_cli.commands.stats import collect, print_statistics
 
@@ -207,8 +208,11 @@ def show(app: App, ref: str, with_files: bool, with_stats: bool) -> None:
         record = api.resolve(catalog, ref)
         dataset = catalog.dataset(record.dataset)
         held = _held(record, catalog)
+        exact = f"{record.dataset}@{record.id}"
+        outputs = api.descendants(catalog).by_input.get(exact, []) if with_outputs else []
     value = as_json(record, dataset, held)
-    exact = f"{record.dataset}@{record.id}"
+    if with_outputs:
+        value["outputs"] = [{"ref": each.ref, "command": _command(each)} for each in outputs]
     if app.out.json:
         if with_files:
             value["entries"] = list(_entries(app, exact))
@@ -221,9 +225,9 @@ def show(app: App, ref: str, with_files: bool, with_stats: bool) -> None:
         held_text += " (a change in the bucket breaks it; --copy copies)"
     made_by = ""
     if record.lineage is not None:
-        made, parameters, inputs = record.lineage
+        command, parameters, inputs = record.lineage
         values = (f"{key}={text if isinstance(text, str) else json.dumps(text)}" for key, text in parameters.items())
-        made_by = " ".join([made, *map(_short, inputs), *values])
+        made_by = " ".join([command, *map(_short, inputs), *values])
     app.out.fields(
         {
             "snapshot": exact,
@@ -236,6 +240,8 @@ def show(app: App, ref: str, with_files: bool, with_stats: bool) -> None:
             "made by": made_by,
             "message": record.message,
             "parent": record.parent or "",
+            "outputs": ", ".join(f"{each.ref} ({_command(each)})" for each in outputs)
+            or ("none" if with_outputs else ""),
         }
     )
     for warning in record.warnings:
@@ -247,6 +253,10 @@ def show(app: App, ref: str, with_files: bool, with_stats: bool) -> None:
     if with_files:
         app.out.line()
         app.out.lines(f"{entry['bytes']:>14,}  {printable(entry['path'])}" for entry in _entries(app, exact))
+
+
+def _command(record: api.SnapshotRecord) -> str:
+    return record.lineage.command if record.lineage else ""
 
 
 def _entries(app: App, ref: str) -> Iterator[dict[str, Any]]:

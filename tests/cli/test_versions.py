@@ -212,6 +212,10 @@ def test_where_a_snapshot_comes_from_is_shown(dsctl: Dsctl, two: list[str], buck
         "inputs": [f"mask@{shown['id']}"],
     }
     assert f"made by:  convert {two[0]} to=yolo seed=3" in dsctl("snapshot", "show", "mask-yolo").out
+    made = dsctl("snapshot", "show", two[0], "--outputs", "--json").json["outputs"]
+    assert [(each["ref"].partition("@")[0], each["command"]) for each in made] == [("mask-yolo", "convert")]
+    assert f"outputs:  {made[0]['ref']} (convert)" in dsctl("snapshot", "show", two[0], "--outputs").out
+    assert "outputs:  none" in dsctl("snapshot", "show", two[1], "--outputs").out
     row = next(line for line in dsctl("snapshot", "list").out.splitlines() if line.startswith("mask-yolo@"))
     assert row.endswith(f"convert {two[0]}")
 
