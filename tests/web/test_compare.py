@@ -68,8 +68,8 @@ def tiles(page: Read) -> list[str]:
 def numbers(page: Read) -> dict[str, int]:
     """The numbers above the table, by their words."""
     kinds = "added|gone|moved|removed|with other bytes|annotated otherwise|of another class|with other attributes"
-    found = re.findall(rf"([\d,]+) ((?:images|objects) (?:{kinds}))", page.text)
-    return {words: int(number.replace(",", "")) for number, words in found}
+    found = re.findall(rf"((?:Images|Objects) (?:{kinds})): ([\d,]+)", page.text)
+    return {words.lower(): int(number.replace(",", "")) for words, number in found}
 
 
 def test_a_page_says_how_a_version_differs_from_the_one_before(site: Site, versions: tuple[str, str]) -> None:
