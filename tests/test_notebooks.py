@@ -174,7 +174,8 @@ def test_results_show_what_was_made(snap: PicturedSnapshot, settings: Settings, 
     assert "pets-coco@" in _Tags(done._repr_html_()).text
     sharded = datacache.shard("pets-coco", to=str(tmp_path / "shards"), name="pets-shards", settings=settings)
     assert "pets-shards@" in _Tags(sharded._repr_html_()).text
-    assert repr(snap.filter()) == f"<ImageList of {snap.record.ref}: 2 images>"
+    assert repr(snap.filter()) == f"<ImageList of {snap.record.ref}: 2 images, 'a.png', 'b.png', …>"
+    assert datacache.query("pets", settings=settings)._repr_html_() == snap.filter()._repr_html_()
     assert str(tmp_path) in _Tags(snap._repr_html_()).text, "where it was made from"
 
 
@@ -202,3 +203,14 @@ def test_an_image_is_marked_and_committed_from_python(snap: PicturedSnapshot, se
     ]
     with pytest.raises(PathNotFoundError, match=r"no image 'c\.png'"):
         snap.marks("c.png")
+
+
+def test_problems_are_a_table(settings: Settings, tmp_path: Path) -> None:
+    write_coco(tmp_path / "bad", {f"{HOSTILE.replace('/', '')}.jpg".encode(): [("cat", [90, 10, 40, 9])] * 2})
+    datacache.create_snapshot("bad", str(tmp_path / "bad"), settings=settings)
+    found = datacache.problems("bad", settings=settings)
+    assert len(found) > 1
+    html = found._repr_html_()
+    assert {problem.code for problem in found} <= set(re.findall(r"[a-z-]+", _Tags(html).text))
+    assert "script" not in _Tags(html).found
+    assert repr(found).startswith(f"<ProblemList of {len(found)} problems: ")

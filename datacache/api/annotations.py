@@ -8,6 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
+from datacache.api.notebooks import ImageList, ProblemList
 from datacache.api.opening import open_catalog, open_snapshot
 from datacache.api.options import (
     ConvertOptions,
@@ -32,11 +33,10 @@ from datacache.settings import Settings, load_settings
 
 if TYPE_CHECKING:
     from datacache.annotations.browsing import Browser
-    from datacache.annotations.model import Problem
     from datacache.annotations.pictures.preview import Picture
     from datacache.annotations.stats import Statistics
     from datacache.annotations.table.ranges import Row
-    from datacache.annotations.table.table import ImageSummary, Table
+    from datacache.annotations.table.table import Table
     from datacache.conversion.dedupe import Repeat
     from datacache.conversion.pipeline import Conversion
     from datacache.shards.build import Sharded
@@ -102,16 +102,16 @@ def open_browser(
             browser.close()
 
 
-def query(ref: str, *, settings: Settings | None = None, **wanted: Unpack[QueryOptions]) -> list[ImageSummary]:
+def query(ref: str, *, settings: Settings | None = None, **wanted: Unpack[QueryOptions]) -> ImageList:
     """Return the images of `ref` that fit, in the order of their paths: path, width, height and boxes by label.
 
     The options are those of `dsctl query`. `UsageError` for a condition that cannot be understood.
     """
     from datacache.annotations.query import find
 
-    asked = make_query(**wanted)
-    with open_annotations(ref, settings=settings) as (_snapshot, table):
-        return list(find(table, asked))
+    settings, asked = settings or load_settings(), make_query(**wanted)
+    with open_annotations(ref, settings=settings) as (snapshot, table):
+        return ImageList(snapshot.record, settings, find(table, asked))
 
 
 def stats(ref: str, *, settings: Settings | None = None) -> Statistics:
@@ -130,7 +130,7 @@ def problems(
     settings: Settings | None = None,
     progress: Callable[[str, int, int], None] = lambda _what, _done, _total: None,
     **reading: Unpack[ReadingOptions],
-) -> list[Problem]:
+) -> ProblemList:
     """Return all that is wrong in a snapshot's annotations, in the order of files and lines: what reading finds, and
     what a closer look does (`docs/ANNOTATIONS.md`). `predictions` is a snapshot of the same images whose objects have
     scores. Images of equal sizes in several splits are read."""
@@ -147,7 +147,7 @@ def problems(
         annotations = Annotations(snapshot, catalog, how)
         predicted = opened.enter_context(open_annotations(predictions, settings=settings))[1] if predictions else None
         found = list(find(snapshot, annotations, annotations.table(progress=progress), predicted))
-    return sorted(found, key=lambda problem: (problem.file, problem.line))
+    return ProblemList(sorted(found, key=lambda problem: (problem.file, problem.line)))
 
 
 def preview(ref: str, *, paths: Collection[str] | None = None, n: int = 16, settings: Settings | None = None) -> bytes:

@@ -31,6 +31,7 @@ from datacache.settings import Settings, load_settings
 
 if TYPE_CHECKING:
     from datacache.annotations.comparison import Changed
+    from datacache.annotations.model import Problem
     from datacache.annotations.table.ranges import Row
     from datacache.annotations.table.table import ImageSummary, Table
     from datacache.catalog.base import Catalog
@@ -73,7 +74,8 @@ class ImageList(list["ImageSummary"]):
         return [image.path for image in self]
 
     def __repr__(self) -> str:
-        return f"<ImageList of {self.ref}: {count(len(self), 'image')}>"
+        first = "".join(f" {image.path!r}," for image in self[:3])
+        return f"<ImageList of {self.ref}: {count(len(self), 'image')},{first} …>"
 
     def show(self, n: int = 16) -> ShownPicture:
         """Draw the first `n`. `UsageError` where there are none."""
@@ -88,6 +90,18 @@ class ImageList(list["ImageSummary"]):
         caption = count(len(self), "image") + (f", the first {_ROWS}" if len(self) > _ROWS else "") + f" of {self.ref}"
         table = html_table(rows, ("image", "size", "labels"), caption=caption)
         return table + (_embedded(self.show) if self else "")
+
+
+class ProblemList(list["Problem"]):
+    """Problems of annotations."""
+
+    def __repr__(self) -> str:
+        counts = Counter(problem.code for problem in self)
+        return f"<ProblemList of {count(len(self), 'problem')}: {_by_label(dict(sorted(counts.items())))}>"
+
+    def _repr_html_(self) -> str:
+        rows = ((each.code, each.action, each.file, each.line, each.message) for each in self)
+        return html_table(rows, ("problem", "what is done", "file", "line", "message"), caption=repr(self)[1:-1])
 
 
 class ImageMarks(list["MarkedObject"]):
@@ -166,7 +180,7 @@ class PicturedSnapshot(Snapshot):
         `any_label`, `min_objects`, `max_objects`, `where`. `UsageError` for a condition that cannot be understood."""
         from datacache.api.annotations import query
 
-        return ImageList(self.record, self._settings, query(self.ref, settings=self._settings, **wanted))
+        return query(self.ref, settings=self._settings, **wanted)
 
     def show(self, n: int = 16, **wanted: Unpack[QueryOptions]) -> ShownPicture:
         """Draw the first `n` images, or of those that fit (see `filter`). `UsageError` where there are none."""
