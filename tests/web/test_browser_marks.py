@@ -14,6 +14,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from selenium.common.exceptions import WebDriverException
+from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.actions.action_builder import ActionBuilder
 from selenium.webdriver.common.keys import Keys
 
@@ -46,17 +47,25 @@ def images(served: Served, tmp_path_factory: pytest.TempPathFactory) -> Served:
 @pytest.fixture
 def editor(images: Served, tab: Tab) -> Tab:
     """A tab of somebody who has a name."""
+    be(tab, "anna")
+    return tab
+
+
+def be(tab: Tab, name: str) -> None:
     tab.open("/name")
     field = tab.one("main [name=name]")
-    if field.get_attribute("value") != "anna":
+    if field.get_attribute("value") != name:
         field.clear()
-        field.send_keys("anna", Keys.ENTER)
-        tab.until(lambda: "anna" in tab.text("header"), "the name is kept")
-    return tab
+        field.send_keys(name, Keys.ENTER)
+        tab.until(lambda: name in tab.text("header"), "the name is kept")
 
 
 def edit(tab: Tab, path: str) -> None:
     tab.open(f"/mark/{NAME}?path={path}")
+    ready(tab)
+
+
+def ready(tab: Tab) -> None:
     tab.until(lambda: tab.text("#saved") in ("Not changed", "Saved", "Saved, done"), "the editor has the image")
 
 
@@ -265,6 +274,70 @@ def test_an_image_is_zoomed_and_panned_by_keys_buttons_and_wheel(editor: Tab) ->
 def wide(tab: Tab) -> float:
     left, _, right, _ = tab.rectangle(tab.one(".frame .picture"))
     return right - left
+
+
+def test_images_are_selected_over_pages_and_become_a_version(editor: Tab) -> None:
+    editor.open("/s/pets")
+    editor.until(lambda: len(editor.all(".pick input")) == 48, "tiles can be selected")
+    tiles = editor.all(".pick input")
+    tiles[1].click()
+    actions = ActionChains(editor.driver)
+    actions.key_down(Keys.SHIFT).click(tiles[4]).key_up(Keys.SHIFT).perform()
+    assert editor.text("#chosen") == "4 selected"
+    editor.follow("a[rel=next]")
+    editor.until(lambda: len(editor.all(".pick input")) == 12, "tiles of the next page can be selected")
+    editor.press(Keys.CONTROL + "a")
+    assert editor.text("#chosen") == "16 selected"
+    editor.all(".pick input")[0].click()
+    editor.one("#selection summary").click()
+    assert editor.inaccessible() == []
+    editor.one("#selection [name=name]").send_keys("of-a-selection")
+    editor.follow("#selection [value=version]")
+    editor.until(lambda: "/s/of-a-selection" in editor.address, "the version is made")
+    editor.settle()
+    assert editor.text("[role=status]:not(#chosen)").startswith("15 of 15 images")
+
+
+def test_a_queue_leads_from_image_to_image_and_a_second_person_reviews(editor: Tab, images: Served) -> None:
+    editor.open("/s/pets?folder=a&label=dog")
+    editor.until(lambda: len(editor.all(".pick input")) == 10, "tiles can be selected")
+    for tile in editor.all(".pick input")[:2]:
+        tile.click()
+    editor.one("#selection summary").click()
+    editor.one("#selection [name=name]").send_keys("two-dogs")
+    editor.one("#selection [name=review]").click()
+    editor.follow("#selection [value=queue]")
+    editor.until(lambda: "/queue/pets" in editor.address, "the queue is made")
+    editor.settle()
+    assert "0 of 2 done, 2 to mark" in editor.text("section")
+    assert editor.inaccessible() == []
+    editor.follow("[value=next]")
+    ready(editor)
+    editor.press("n")
+    saved(editor)
+    editor.lead(Keys.ENTER)
+    ready(editor)
+    editor.lead(Keys.ENTER)
+    assert "Nothing is left for you to mark" in editor.text()
+    be(editor, "bob")
+    editor.open("/queue/pets")
+    editor.follow("button[name=review]")
+    ready(editor)
+    assert "anna marks this image" in editor.text("#conflict")
+    assert len(drawn(editor)) == 2 + 3  # dashed, and solid
+    assert editor.inaccessible() == []
+    editor.lead(Keys.ENTER)
+    ready(editor)
+    editor.one("#take-over").click()
+    editor.until(lambda: not editor.one("#conflict").is_displayed(), "the image is the visitor's")
+    editor.press("n")
+    saved(editor)
+    editor.lead(Keys.ENTER)
+    editor.until(lambda: "2 of 2 done" in editor.text("section"), "all is done")
+    editor.open("/drafts/pets")
+    assert "bob, done: 1 new" in editor.text()
+    assert editor.inaccessible() == []
+    assert editor.overflow() == 0
 
 
 class Server:

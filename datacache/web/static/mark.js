@@ -115,8 +115,8 @@ function relabel(label) {
 function move(n, dx, dy, join) {
   const mark = marks[n];
   if (isShape(mark)) return tell("It has an outline or keypoints, and can be relabelled or deleted.");
-  const x = Math.max(-mark.x1, Math.min(width - mark.x2, dx)), y = Math.max(-mark.y1, Math.min(height - mark.y2, dy));
-  if (x || y) edit(n, { x1: mark.x1 + x, x2: mark.x2 + x, y1: mark.y1 + y, y2: mark.y2 + y }, join);
+  const next = moved(mark, dx, dy);
+  if (next.x1 !== mark.x1 || next.y1 !== mark.y1) edit(n, next, join);
 }
 
 // Move edges of a mark to places; edges that pass one another change their names.
@@ -153,25 +153,40 @@ function judge(accepts, all) {
 // --- what is drawn --------------------------------------------------------------------------------------------------
 
 const drawn = new WeakMap();
+const [wasLayer, layer, top] = ["was", "layer", "top"].map((name) => draw("g", { class: name }, svg));
 
 function elementOf(mark, n) {
-  let element = drawn.get(mark);
-  if (!element) {
-    element = draw("g", { class: scoreOf(mark) === null ? "one" : "one predicted" });
+  let known = drawn.get(mark);
+  if (!known) {
+    const predicted = scoreOf(mark) !== null;
+    const element = draw("g", { class: predicted ? "one predicted" : "one" });
     const shape = isShape(mark) ? before[mark.of].shape : [`M${mark.x1} ${mark.y1}H${mark.x2}V${mark.y2}H${mark.x1}z`];
-    const path = draw("path", { d: shape.join("") }, element);
-    path.setAttribute("class", scoreOf(mark) === null ? "o" : "o d");
-    drawn.set(mark, element);
+    draw("path", { d: shape.join(""), class: predicted ? "o d" : "o" }, element);
+    drawn.set(mark, (known = { element, colour: "", is: false }));
   }
-  element.setAttribute("stroke", colourOf(mark.label));
-  element.classList.toggle("selected", n === selected);
-  return element;
+  const colour = colourOf(mark.label), is = n === selected;
+  if (colour !== known.colour) known.element.setAttribute("stroke", (known.colour = colour));
+  if (is !== known.is) known.element.classList.toggle("selected", (known.is = is));
+  return known.element;
+}
+
+// Have a layer show these elements: of thousands, few change at a time.
+function show(elements) {
+  elements.forEach((element, n) => {
+    const there = layer.children[n];
+    if (there === element) return;
+    if (there) there.replaceWith(element);
+    else layer.append(element);
+  });
+  while (layer.children.length > elements.length) layer.lastChild.remove();
 }
 
 function render() {
   const list = showsTheirs && theirs ? theirs.objects.map(unpacked) : marks;
-  const elements = list.map(elementOf);
-  const top = draw("g", { class: "top", "font-size": 13 / zoom.scale });
+  show(list.map(elementOf));
+  wasLayer.replaceChildren(...(get("was").checked ? untouched().map((each) => elementOf(each, -1)) : []));
+  top.replaceChildren();
+  top.setAttribute("font-size", 13 / zoom.scale);
   if (list.length <= SHOWN_TEXTS) {
     for (const mark of list) {
       draw("text", { x: mark.x1 + 2 / zoom.scale, y: Math.max(mark.y1 - 3 / zoom.scale, 12 / zoom.scale) }, top).textContent = told(mark);
@@ -187,9 +202,6 @@ function render() {
       draw("rect", { ...grip, "data-x": x, "data-y": y }, top);
     }
   }
-  const was = draw("g", { class: "was" });
-  if (get("was").checked) untouched().forEach((each) => was.append(elementOf(each, -1)));
-  svg.replaceChildren(was, ...elements, top);
   renderSide(mark);
 }
 
@@ -278,24 +290,24 @@ svg.addEventListener("pointermove", (event) => {
   if (!drag || event.pointerId !== drag.id || frozen) return;
   if (zoom.pinches) return stopDrag();
   if (!drag.moved && Math.hypot(event.clientX - drag.at.clientX, event.clientY - drag.at.clientY) < CLICK) return;
-  const place = zoom.place(event), join = `drag ${drag.id} ${drag.at.timeStamp}`;
+  const place = zoom.place(event);
   if (drag.kind === "move") {
     if (isShape(drag.mark)) return tell("It has an outline or keypoints, and can be relabelled or deleted.");
     const [dx, dy] = place.map((value, n) => Math.round(value - drag.from[n]));
-    show({ ...drag.mark, ...moved(drag.mark, dx, dy) });
+    showDragged({ ...drag.mark, ...moved(drag.mark, dx, dy) });
   } else if (drag.kind === "resize") {
-    show(resized(drag.mark, drag.edges, place));
+    showDragged(resized(drag.mark, drag.edges, place));
   } else {
     const [x, y] = [within(place[0], width), within(place[1], height)];
     const [a, b] = [within(drag.from[0], width), within(drag.from[1], height)];
     drag.box = { x1: Math.min(a, x), y1: Math.min(b, y), x2: Math.max(a, x), y2: Math.max(b, y) };
     render();
   }
-  drag.moved = join;
+  drag.moved = true;
 });
 
 // While a mark is dragged only the picture changes; it is one change at the end.
-function show(mark) {
+function showDragged(mark) {
   drag.next = mark;
   marks = marks.map((each, n) => (n === selected ? mark : each));
   render();
@@ -489,8 +501,7 @@ function take(answer) {
   get("saved").textContent = answer.why || (draft ? `Saved${done ? ", done" : ""}` : "Not changed");
   if (draft && (!draft.mine || draft.stale)) {
     showConflict({ draft, error: answer.told });
-    showsTheirs = Boolean(root.dataset.review) && !draft.stale;
-    get("show-theirs").setAttribute("aria-pressed", String(showsTheirs));
+    get("show-theirs").hidden = true; // nothing else is shown
     if (frozen && !answer.may) for (const id of ["take-over", "discard"]) get(id).hidden = true;
   }
   render();
@@ -559,6 +570,7 @@ async function load() {
   const kept = saver.restore();
   if (kept && !theirs?.stale) {
     [marks, labels, done] = [kept.objects.map(unpacked), kept.labels, kept.done];
+    get("show-theirs").hidden = !theirs;
     if (!frozen) saver.start(0);
     else tellState("refused", "what you did on this image before is here still.");
     render();
