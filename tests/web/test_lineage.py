@@ -12,7 +12,7 @@ import pytest
 from datacache import api
 from datacache.manifest.model import Lineage
 from datacache.settings import Settings
-from datacache.web.pages.lineage import Made
+from datacache.web.pages import lineage
 from tests.web.conftest import Site, make, opened_site, restricted
 from tests.web.test_pages import Read
 
@@ -79,8 +79,9 @@ def test_data_sets_that_may_not_be_seen_have_no_name_in_a_graph(family: tuple[st
 
 
 def test_what_came_out_is_looked_up_within_bounds_and_kept_for_some_seconds(
-    family: tuple[str, ...], settings: Settings
+    family: tuple[str, ...], settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(lineage, "_LOOK_AGAIN_S", 1e9)
     with closing(api.open_catalog(settings)) as catalog:
         found = api.descendants(catalog)
         assert found.is_complete
@@ -88,7 +89,7 @@ def test_what_came_out_is_looked_up_within_bounds_and_kept_for_some_seconds(
         names = {record.dataset for record in found.by_input[f"parents@{first.id}"]}
         assert names == {"parents", "child"}
         assert not api.descendants(catalog, most=0).is_complete
-        made = Made(cast(Any, SimpleNamespace(catalog=catalog)))
+        made = lineage.Made(cast(Any, SimpleNamespace(catalog=catalog)))
         assert made.get() is made.get()
 
 
@@ -97,11 +98,11 @@ def test_of_many_versions_the_newest_are_shown_and_the_rest_follow(site: Site, s
     with closing(api.open_catalog(settings)) as catalog:
         ids = [f"{n:03d}{'a' * 29}" for n in range(230)]
         for n, id in enumerate(ids):
-            lineage = Lineage("merge", {"seed": n, "note": "x" * 1_000}, (f"many@{ids[n // 2]}",) if n else ())
+            made_by = Lineage("merge", {"seed": n, "note": "x" * 1_000}, (f"many@{ids[n // 2]}",) if n else ())
             catalog.commit(
                 api.SnapshotRecord(
                     dataset="many", id=id, created_at="2026-01-01T00:00:00Z", origin="", files=1, total_bytes=1,
-                    message="m" * 100, parent=ids[n - 1] if n else None, lineage=lineage,
+                    message="m" * 100, parent=ids[n - 1] if n else None, lineage=made_by,
                 )
             )  # fmt: skip
     for page, most in (("d", 50), ("lineage", 100)):
