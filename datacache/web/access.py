@@ -294,6 +294,8 @@ class Guard:
         parts = path.split("/")
         if parts[0] or "\0" in path or "\\" in path or "." in parts or ".." in parts:
             raise Refused("the path leads outside", 400)
+        if "transfer-encoding" in headers and "content-length" in headers:
+            raise Refused("two headers tell the length of what is sent", 400)  # a proxy may go by the other one
         writes = scope["method"] not in ("GET", "HEAD")
         _check_site(headers, f"{scope['scheme']}://{host}", writes=writes)
         visitor = self._visitor(headers)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
+import time
 from collections.abc import Callable
 
 import uvicorn
@@ -81,17 +82,26 @@ class _Connection(H11Protocol):
     place of a visitor."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as in the class above
-        """Begin to watch it."""
+        """Begin to watch it. Where there are many, the oldest that is idle gives way."""
         super().connection_made(transport)
+        self.made_s = time.monotonic()
+        others = [each for each in self.connections if isinstance(each, _Connection) and each is not self]
+        if len(others) >= _REQUESTS_AT_ONCE - 1 and (idle := [each for each in others if not each.is_answering()]):
+            oldest = min(idle, key=lambda each: each.made_s)
+            self.connections.discard(oldest)
+            oldest.transport.close()
         self._idle_after: object = self
         self._watch()
 
+    def is_answering(self) -> bool:
+        """Tell whether a request is under way."""
+        return not getattr(self.cycle, "response_complete", True)  # None before the first request
+
     def _watch(self) -> None:
-        is_answering = not getattr(self.cycle, "response_complete", True)  # None before the first request
-        if not is_answering and self._idle_after is self.cycle:
+        if not self.is_answering() and self._idle_after is self.cycle:
             self.transport.close()
         elif not self.transport.is_closing():
-            self._idle_after = None if is_answering else self.cycle
+            self._idle_after = None if self.is_answering() else self.cycle
             self.loop.call_later(_SILENT_S, self._watch)
 
 

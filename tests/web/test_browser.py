@@ -381,6 +381,7 @@ def test_the_node_shows_its_tiers_and_keeps_what_is_unfolded_when_it_looks_again
     tab.until(lambda: not is_there(before), "the page looks again")
     assert tab.one("#node-sets ul").is_displayed()
     assert "pets" in tab.text("#node-sets ul")
+    assert tab.driver.switch_to.active_element.get_attribute("id") == "node-sets-title"
 
 
 def is_there(element: WebElement) -> bool:

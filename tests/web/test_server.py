@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from http.client import HTTPConnection
 
@@ -116,6 +116,14 @@ def test_a_visit_outlasts_a_server_that_is_killed_and_ctrl_c_is_a_good_end() -> 
             b"HTTP/1.1 400"
         )
         assert again.say(b"GET http://evil.example/ HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n").startswith(b"HTTP/1.1 400")
+        two_lengths = (
+            b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
+        )
+        assert again.say(two_lengths).startswith(b"HTTP/1.1 400")
+        with ExitStack() as silent:  # more connections than there can be at a time
+            for _ in range(120):
+                silent.enter_context(socket.create_connection(("127.0.0.1", page.port)))
+            assert again.get("/") == 200
         code, said = again.end(signal.SIGINT)
     assert code == 0
     assert "Traceback" not in said
