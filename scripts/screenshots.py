@@ -6,6 +6,8 @@ python scripts/screenshots.py [NAME]...
 from __future__ import annotations
 
 import io
+import json
+import random
 import shutil
 import sys
 import tempfile
@@ -26,19 +28,22 @@ from tests.web.browser import chromium, enter, new_tab, serving  # noqa: E402
 
 OUT = ROOT / "docs" / "images"
 MOST_BYTES = 150_000
-SIZES = {"wide": (1400, 900), "narrow": (420, 900)}
+WIDE, NARROW = (1400, 900), (420, 900)
 IMAGE = "path=JPEGImages/000001.jpg"
 PAGES = {
     "datasets": "/",
     "versions": "/d/masks",
-    "grid": "/s/masks@reviewed",
-    "filter": '/s/masks@reviewed?label=with_mask&where=count("with_mask")+>+1',
+    "grid": '/s/masks@reviewed?label=with_mask&where=count("with_mask")+>+1',
     "image": f"/image/masks@reviewed?{IMAGE}",
+    "compare": "/compare/masks@reviewed",
+    "predictions": "/match/found?with=masks@reviewed&kind=other-class",
     "plots": "/plots/masks@reviewed",
-    "mark": f"/mark/masks?{IMAGE}",
+    "mark": "/mark/masks?path=JPEGImages/000016.jpg",
     "drafts": "/drafts/masks",
+    "queue": "/queue/masks",
     "node": "/node",
 }
+ON_A_PHONE = ("datasets", "grid", "image", "mark", "plots")
 AUTHOR = "Ada"
 
 
@@ -59,15 +64,16 @@ def main(wanted: list[str]) -> None:
                 tab.one("[name=name]").send_keys(AUTHOR, Keys.ENTER)
                 tab.until(lambda: tab.text("header form a") == AUTHOR, "the name is kept")
             for name in wanted or PAGES:
-                for width, size in SIZES.items():
-                    with new_tab(driver, link) as tab:
-                        tab.size(size)
-                        tab.open(PAGES[name])
-                        save(OUT / f"ui-{name}-{width}.png", tab.picture())
+                for width, size in (("wide", WIDE), ("narrow", NARROW)):
+                    if size == WIDE or name in ON_A_PHONE:
+                        with new_tab(driver, link) as tab:
+                            tab.size(size)
+                            tab.open(PAGES[name])
+                            save(OUT / f"ui-{name}-{width}.png", tab.picture())
 
 
 def make_data(folder: Path, settings: Settings) -> None:
-    """Make three data sets: one of two versions, its images with a mask, and the whole as YOLO."""
+    """Make data sets: one of two versions, its images with a mask, the whole as YOLO, and what a model may find."""
     how: dict[str, Any] = {"settings": settings, "copy": True}
     faces = draw_faces(folder / "masks", count=200).folder
     note = faces / "Annotations" / "000001.xml"
@@ -85,8 +91,15 @@ def make_data(folder: Path, settings: Settings) -> None:
     with api.open_annotations(second.ref, settings=settings) as (_, table):
         masked = list(api.find_paths(table, api.Query(labels=("with_mask",))))
         make_drafts(second, table, settings)
+        guess(faces, folder / "found", table)
     api.subset(second.ref, masked, name="with-a-mask", message="Images with a mask", settings=settings)
     api.convert(second.ref, to="yolo", name="masks-yolo", settings=settings)
+    api.create_snapshot("found", (folder / "found").as_uri(), message="What the detector found", **how)
+    queue = api.make_queue("first-look", "masks", masked[:40], review=True, settings=settings)
+    for user, done in ((AUTHOR, 17), ("Grace", 9)):
+        for _ in range(done):
+            queue.finish(queue.next_image(user))
+        queue.next_image(user)
 
 
 def make_drafts(record: api.SnapshotRecord, table: api.AnnotationTable, settings: Settings) -> None:
@@ -102,6 +115,30 @@ def make_drafts(record: api.SnapshotRecord, table: api.AnnotationTable, settings
                 [],
             )[number]
             api.save_draft(catalog, row, record, [*changed, *marks[1:]], author=AUTHOR, rev="", done=number < 2)
+
+
+def guess(faces: Path, to: Path, table: api.AnnotationTable) -> None:
+    """Write predictions as COCO: most boxes a little beside the face, some of another class, some of nothing."""
+    chance = random.Random(1)
+    shutil.copytree(faces / "JPEGImages", to / "JPEGImages")
+    content: dict[str, Any] = {"images": [], "annotations": []}
+    labels = list(table.labels)
+    content["categories"] = [{"id": n, "name": label} for n, label in enumerate(labels, 1)]
+    for n, row in enumerate(table.rows(), 1):
+        image = {"id": n, "file_name": row.path, "width": row.annotation.width, "height": row.annotation.height}
+        content["images"].append(image)
+        found = [(box.label, box.x1, box.y1, box.x2 - box.x1, box.y2 - box.y1) for box in row.annotation.boxes]
+        found = [each for each in found if chance.random() < 0.93]
+        if chance.random() < 0.1:
+            found.append((labels[0], chance.uniform(5, 240), chance.uniform(5, 150), 50.0, 60.0))
+        for label, x, y, wide, high in found:
+            other = chance.random() < 0.05
+            number = labels.index(label)
+            entry = {"id": len(content["annotations"]) + 1, "image_id": n, "iscrowd": 0, "area": wide * high}
+            entry |= {"category_id": 1 + (1 - number if other else number), "score": round(chance.uniform(0.5, 1), 2)}
+            entry["bbox"] = [x + chance.uniform(-4, 4), y + chance.uniform(-4, 4), wide, high]
+            content["annotations"].append(entry)
+    (to / "found.json").write_text(json.dumps(content))
 
 
 def save(file: Path, png: bytes) -> None:
