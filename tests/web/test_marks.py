@@ -12,13 +12,14 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
+from PIL import Image
 
 from datacache import api
 from datacache.settings import Settings
 from datacache.web.access import OneTimeLinks
 from datacache.web.app import make_app
 from tests.web.client import Answer, end_lifespan
-from tests.web.conftest import Site, make, restricted
+from tests.web.conftest import Site, make, restricted, write_coco
 from tests.web.test_pages import HOSTILE, Read, shown_as
 
 pytestmark = pytest.mark.shared_home
@@ -259,3 +260,54 @@ def test_pages_of_crowded_images_stay_small(settings: Settings, tmp_path: Path, 
     anna = person("anna")
     assert len(anna.get("/mark/crowd-marks?path=0.jpg").body) < 20_000
     assert len(anna.read(ref, "0.jpg")["before"]) == 3000
+
+
+def test_objects_with_outlines_are_relabelled_and_deleted_and_never_moved(
+    settings: Settings, tmp_path: Path, person: Person
+) -> None:
+    folder = tmp_path / "outlined"
+    write_coco(folder, {b"0.jpg": [("cat", [10, 10, 30, 20]), ("dog", [50, 40, 20, 20])]})
+    said = json.loads((folder / "coco.json").read_text())
+    said["annotations"][0]["segmentation"] = [[10, 10, 40, 10, 40, 30, 20, 30]]
+    (folder / "coco.json").write_text(json.dumps(said))
+    ref = api.create_snapshot("outlined", folder.as_uri(), settings=settings, copy=True).ref
+    anna = person("anna")
+    before = anna.read(ref, "0.jpg")["before"]
+    assert [each["shape"] for each in before] == [["M10 10L40 10L40 30L20 30z"], []]
+    box = [0, "cat", 10, 10, 40, 30, False]
+    refused = anna.save(ref, "0.jpg", [[0, "cat", 11, 10, 41, 30, False]])
+    assert (refused["status"], "outline" in refused["error"]) == (422, True)
+    draft = anna.save(ref, "0.jpg", [[0, "lynx", *box[2:]]])["draft"]
+    assert draft["objects"] == [[0, "lynx", *box[2:]]]
+    assert anna.save(ref, "0.jpg", [], draft["rev"])["status"] == 200
+
+
+def test_labels_of_whole_images_are_saved_where_a_data_set_has_such(
+    settings: Settings, tmp_path: Path, person: Person
+) -> None:
+    for label in ("cat", "dog"):
+        (tmp_path / "whole" / "train" / label).mkdir(parents=True)
+        Image.new("RGB", (40, 30)).save(tmp_path / "whole" / "train" / label / f"{label}.jpg")
+    ref = api.create_snapshot("whole", (tmp_path / "whole").as_uri(), settings=settings, copy=True).ref
+    anna = person("anna")
+    state = anna.read(ref, "train/cat/cat.jpg")
+    assert (state["whole"], state["labels"], state["before"]) == (True, ["cat"], [])
+    draft = anna.save(ref, "train/cat/cat.jpg", [], labels=["lynx"])["draft"]
+    assert draft["labels"] == ["lynx"]
+    assert anna.save(ref, "train/cat/cat.jpg", [], draft["rev"], labels=["a\u0000"])["status"] == 422
+
+
+def test_an_image_that_a_commit_has_moved_is_found_at_its_new_place(
+    person: Person, marked: str, settings: Settings
+) -> None:
+    name, anna = marked.partition("@")[0], person("anna")
+    anna.save(marked, "0.jpg", [CAT], done=True)
+    kept = anna.save(marked, "1.jpg", [DOG])["draft"]
+    api.commit_marks(name, message="moves images", settings=settings)
+    late = anna.save(marked, "1.jpg", [CAT], kept["rev"])
+    assert (late["status"], late["draft"]) == (409, None)
+    answer = anna.get(f"/mark/{name}?label=dog&path=1.jpg")
+    assert answer.header("location") == f"/mark/{name}?label=dog&path=images/1.jpg"
+    assert anna.read(name, "images/1.jpg")["draft"]["objects"] == [DOG]
+    assert anna.get(f"/mark/{name}?path=9.jpg").status == 404
+    assert "images/0.jpg" in anna.get(f"/mark/{name}").header("location")

@@ -26,7 +26,7 @@ from datacache.core.errors import (
 from datacache.core.ipc import parse_object
 from datacache.web.addresses import address, asked_of, filter_of, written
 from datacache.web.opened import Opening, Shown
-from datacache.web.pages.queues import keep
+from datacache.web.pages.queues import keep, path_now
 from datacache.web.rendering import render
 from datacache.web.site import Site
 
@@ -58,15 +58,18 @@ def mark(site: Site, request: Request) -> Response:
     asked = asked_of(request.scope["query_string"])
     matches = shown.browser.select(filter_of(asked))
     pairs = written(filter_of(asked))
-    if not dict(asked).get("path"):
+    one = dict(asked)
+    how = {name: one[name] for name in ("queue", "queued", "review") if name in one and "queue" in one}
+    if not one.get("path"):
         first = shown.browser.page(matches, size=1).rows
         if not first:
             raise PathNotFoundError(f"{record.ref} has no such images", path="")
         return RedirectResponse(address("mark", record.dataset, pairs, path=first[0].path), 303)
+    now = path_now(shown, one["path"])
+    if now not in ("", one["path"]):
+        return RedirectResponse(address("mark", record.dataset, [*pairs, *how.items()], path=now), 303)
     shown, row = site.row(request)
     before, place, behind = shown.browser.neighbours(matches, row.path)
-    one = dict(asked)
-    how = {name: one[name] for name in ("queue", "queued", "review") if name in one and "queue" in one}
     if how:
         how.setdefault("queued", row.path)
 

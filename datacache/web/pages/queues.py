@@ -49,7 +49,7 @@ def act(site: Site, request: Request, body: bytes) -> Response:
     if do == "give_back":
         return RedirectResponse(address("queue", name), 303)
     while isinstance(image := queue.next_image(user, review=review), api.QueuedImage):
-        found = _path_now(shown, image.path)
+        found = path_now(shown, image.path)
         if found:
             again = "1" if review else ""
             return RedirectResponse(
@@ -97,7 +97,7 @@ def _queue(site: Site, dataset: str, name: str) -> api.MarkingQueue:
     return queue
 
 
-def _path_now(shown: Shown, path: str) -> str:
+def path_now(shown: Shown, path: str) -> str:
     """Return the path of an image in the version: commits move images to where the format has them. '' for none."""
     row = shown.browser.table.row(path)
     if row is None:
