@@ -9,6 +9,7 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
 from heapq import merge
 from itertools import groupby, islice
 from operator import itemgetter
@@ -30,6 +31,7 @@ IMAGE_KINDS: Final = ("image-added", "image-gone", "image-changed", "annotated")
 """In `after` alone, in `before` alone, other bytes, annotated otherwise."""
 OBJECT_KINDS: Final = ("added", "moved", "removed", "relabelled", "edited")
 _PATHS_AT_ONCE: Final = 4_096
+_MOST_SUMS: Final = 1_000_000
 
 
 class Asked(NamedTuple):
@@ -98,24 +100,30 @@ class Compared:
 
     def objects(self) -> Counter[tuple[str, str, str]]:
         """Return how many objects there are of each kind, class before and class after; '' for none."""
+        return Counter(self._objects)
+
+    @cached_property
+    def _objects(self) -> dict[tuple[str, str, str], int]:
         names = (*self.labels, "")
         width = len(names)
         keys = (self._kinds.astype(np.int64) * width + self._before) * width + self._after
-        sums = np.bincount(keys, self._counts) if len(keys) else np.zeros(0)
-        return Counter(
-            {
-                (self.object_kinds[key // width // width], names[key // width % width], names[key % width]): int(
-                    sums[key]
-                )
-                for key in np.flatnonzero(sums).tolist()
-            }
-        )
+        if len(self.object_kinds) * width * width > _MOST_SUMS:  # thousands of classes: most pairs never occur
+            keys, places = np.unique(keys, return_inverse=True)
+            sums = np.bincount(places, self._counts, minlength=len(keys))
+        else:
+            sums = np.bincount(keys, self._counts)
+            keys = np.flatnonzero(sums)
+            sums = sums[keys]
+        return {
+            (self.object_kinds[key // width // width], names[key // width % width], names[key % width]): int(count)
+            for key, count in zip(keys.tolist(), sums.tolist(), strict=True)
+        }
 
     def classes(self) -> list[OfClass]:
         """Return the numbers of all classes, those with the most changes first."""
         found = [OfClass(label, a, b, {}) for label, a, b in zip(self.labels, *self.boxes, strict=True)]
         by_label = {each.label: each.kinds for each in found}
-        for (kind, was, now), count in self.objects().items():
+        for (kind, was, now), count in self._objects.items():
             if was and now and was != now:
                 for label, name in ((was, f"{kind}-now"), (now, f"{kind}-was")):
                     by_label[label][name] = by_label[label].get(name, 0) + count

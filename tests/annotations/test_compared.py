@@ -7,6 +7,7 @@ from itertools import product
 
 import pytest
 
+from datacache.annotations import compared
 from datacache.annotations.compared import IMAGE_KINDS, OBJECT_KINDS, Asked, Compared, find_differences
 from datacache.annotations.comparison import Changed, compare
 from datacache.annotations.table.table import Table
@@ -96,6 +97,14 @@ def test_the_numbers_of_classes_lead_from_one_version_to_the_other(
         here = each.before + had["added"] - had["removed"] + had["relabelled-was"] - had["relabelled-now"]
         assert here == each.after, each.label
     assert found.size_bytes < 60 * len(found)
+
+
+def test_thousands_of_classes_are_summed_alike(
+    found: Compared, tables: tuple[Table, Table], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compared, "_MOST_SUMS", 0)
+    assert find_differences(*tables, ()).objects() == found.objects()
+    assert find_differences(tables[0], tables[0], ()).objects() == {}
 
 
 def test_what_means_nothing_is_an_error(found: Compared) -> None:
