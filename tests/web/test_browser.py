@@ -25,15 +25,14 @@ PAGES = {
     "one image": "/image/faces@v1?path=JPEGImages/000001.jpg",
     "versions that have it": "/having/faces@v1?path=JPEGImages/000001.jpg",
     "plots": "/plots/faces@v1",
+    "plots of objects": "/plots-of-objects/faces@v1",
+    "numbers over versions": "/plots/faces",
     "lineage": "/lineage/faces",
     "node": "/node",
     "visitor": "/name",
-    "comparison": "/compare/faces@v2?with=faces@v1",
-    "compared image": "/compared/faces@v2?with=faces@v1&path=JPEGImages/000001.jpg",
-    "matched": "/match/faces@v2?with=faces@v1",
     "tags": "/tags/faces",
     "drafts": "/drafts/faces",
-    "marking": "/mark/faces?path=JPEGImages/000001.jpg",
+    "queues": "/queue/faces",
 }
 
 
@@ -336,30 +335,6 @@ def test_a_bar_of_a_plot_leads_to_as_many_images(tab: Tab) -> None:
     tab.follow(bar)
     assert status(tab).startswith(f"{number.split()[0]} of 60 images"), number
     assert "split=train" in tab.address
-
-
-def test_versions_are_compared_down_to_the_face_that_changed(tab: Tab) -> None:
-    tab.open("/s/faces@v2")
-    tab.follow(".tabs a[href^='/compare/']")
-    tab.follow("a[href*='kind=relabelled']")
-    assert tab.text("#images [role=status]").startswith("1 image,")
-    tab.follow(".grid a")
-    assert tab.text("h1") == "JPEGImages/000001.jpg"
-
-    def drawn() -> tuple[bool, bool]:
-        shown = "return getComputedStyle(document.querySelector(arguments[0])).visibility === 'visible'"
-        return tuple(tab.driver.execute_script(shown, f".picture {side}") for side in (".was", ".now"))
-
-    assert drawn() == (True, True)
-    tab.press("1")
-    tab.until(lambda: drawn() == (True, False), "only what was")
-    tab.press("2")
-    tab.until(lambda: drawn() == (False, True), "only what is")
-    tab.press("3")
-    tab.until(lambda: drawn() == (True, True), "both")
-    assert "with_mask" in tab.text(".facts table")
-    tab.lead(Keys.ESCAPE)
-    assert "/compare/" in tab.address
 
 
 def test_the_graph_of_versions_leads_to_their_images(tab: Tab) -> None:
