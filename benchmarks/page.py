@@ -21,10 +21,11 @@ import signal
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from html import unescape
 from http.cookiejar import CookieJar
+from itertools import chain
 from pathlib import Path
 from statistics import median
 
@@ -33,14 +34,16 @@ from PIL import Image
 
 from benchmarks.harness import DSCTL, ROOT, Home, ResultTable, ToldProcess, Workspace, benchmark, foreign_environment
 from benchmarks.peers import FIFTYONE, PeerUnavailableError, programs_of
-from benchmarks.usage import family, measured, memory_mib
+from benchmarks.usage import cpu_of_families, family, measured, memory_mib
 from tests import leftovers
 
 WIDTH, HEIGHT, CLASSES, A_FOLDER = 640, 480, 80, 10_000
 REF = "large@latest"
-TILES = 48
+FIRST_TIME = "snapshot and annotations, the first time"
 MOST_FOR_PEER = 200_000
 PEER_TIMEOUT_S = 3_600
+Cost = tuple[float | None, float | None]
+"""Seconds, and CPU seconds."""
 FILTERS = {
     "by a label": [f"label=class+{n:02}" for n in (3, 5, 8, 13)],
     "by a condition on numbers": [f"where=objects+>+{n}+and+count('class+01')+>+1" for n in (4, 6, 8, 9)],
@@ -58,7 +61,7 @@ def main() -> None:
             folder.mkdir(parents=True)
             write_coco(folder, args.images, args.boxes)
         table = ResultTable(
-            f"{args.images:,} images, {args.boxes:,} boxes, seconds", "", "dsctl ui", "FiftyOne", "/ ours"
+            f"{args.images:,} images, {args.boxes:,} boxes, seconds", "", "dsctl ui", "CPU s", "FiftyOne", "/ ours"
         )
         with home_at(place / "home", work) as home:
             opening = snapshot(home, folder)
@@ -66,13 +69,14 @@ def main() -> None:
         theirs: dict[str, float] = {}
         if args.images <= MOST_FOR_PEER:
             try:
-                theirs = fiftyone(work, folder, programs_of(FIFTYONE, args) / "python")
+                theirs = fiftyone(folder, programs_of(FIFTYONE, args) / "python")
             except PeerUnavailableError as exc:
                 print(f"{FIFTYONE} was not measured: {exc}", file=sys.stderr)
-        ours = {name: median(each[name] for each in rounds if name in each) for name in rounds[0]}
-        for name in ("snapshot and annotations, the first time", *ours):
-            mine, other = ours.get(name, opening), theirs.get(name)
-            table.row(name, mine, other, f"{other / mine:,.1f}×" if mine and other else None)
+        ours = {name: _median([each[name] for each in rounds if name in each]) for name in rounds[0]}
+        for name in (FIRST_TIME, *ours):
+            mine, cpu_s = ours.get(name, opening)
+            other = theirs.get(name)
+            table.row(name, mine, cpu_s, other, f"{other / mine:,.1f}×" if mine and other else None)
         table.print()
 
 
@@ -94,48 +98,52 @@ def home_at(path: Path, work: Workspace) -> Iterator[Home]:
         shutil.rmtree(home.ram_dir, ignore_errors=True)
 
 
-def snapshot(home: Home, folder: Path) -> float | None:
-    """Make the snapshot and read its annotations, and return the seconds; None where that was done before."""
+def snapshot(home: Home, folder: Path) -> Cost:
+    """Make the snapshot and read its annotations, if that was not done before."""
     if json.loads(home.dsctl("snapshot", "list", "--json")):
-        return None
+        return None, None
     create = [DSCTL, "snapshot", "create", REF.partition("@")[0], "--from", folder.as_uri()]
-    return sum(measured(each, env=home.env).seconds for each in (create, [DSCTL, "stats", REF]))
+    runs = [measured(each, env=home.env) for each in (create, [DSCTL, "stats", REF])]
+    return sum(run.seconds for run in runs), sum(run.cpu_s for run in runs)
 
 
-def one_round(home: Home, *, filters: bool) -> dict[str, float]:
+def one_round(home: Home, *, filters: bool) -> dict[str, Cost]:
     """Start a server and ask it; with `filters` also for pages after the first two."""
-    found: dict[str, float] = {}
     start = time.perf_counter()
     server = ToldProcess(
         DSCTL, "ui", "--no-browser", "--read-only", "--port", "0", env=home.env, log=home.path / "ui.log"
     )
     try:
-        browser = Browser(server.answer(60).strip())
+        browser = Browser(server.answer(60).strip(), server.pid)
         first = browser.grid()
-        found["the first grid after the start"] = time.perf_counter() - start
-        found["the first filter"], _ = browser.timed("label=class+02")
+        found: dict[str, Cost] = {"the first grid after the start": (time.perf_counter() - start, browser.cpu_s())}
+        found["the first filter"] = browser.cost("label=class+02")
         if filters:
             link = re.search(r'rel="next" href="/s/[^?"]*\?([^"]*)"', first)
             assert link
-            found["the next page"], _ = browser.timed(unescape(link[1]))
-            slowest = 0.0
-            for name, asked in FILTERS.items():
-                seconds = [browser.timed(each)[0] for each in asked]
-                found[f"a filter {name}"] = median(seconds)
-                slowest = max(slowest, *seconds)
-            found["the slowest of all these"] = slowest
-            found["KB of a page without images"] = len(first.encode()) / 1000
-            found["MiB of memory (Pss)"] = memory_mib(server.pid, "Pss")
+            found["the next page"] = browser.cost(unescape(link[1]))
+            costs = {name: [browser.cost(each) for each in asked] for name, asked in FILTERS.items()}
+            found |= {f"a filter {name}": _median(each) for name, each in costs.items()}
+            found["the slowest of these filters"] = max(chain(*costs.values()))
+            found["KB of a page without images"] = len(first.encode()) / 1000, None
+            found["MiB of memory (Pss)"] = memory_mib(server.pid, "Pss"), None
     finally:
         os.kill(server.pid, signal.SIGINT)
         server.close()
     return found
 
 
+def _median(costs: Sequence[Cost]) -> Cost:
+    """Return the median of each number; None where there is none."""
+    seconds, cpu_s = zip(*costs, strict=True)
+    return median(seconds), None if None in cpu_s else median(cpu_s)
+
+
 class Browser:
     """Asks as a browser does that was given the link."""
 
-    def __init__(self, link: str) -> None:
+    def __init__(self, link: str, pid: int) -> None:
+        self._pid = pid
         self._site = link.partition("/?")[0]
         self._opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(CookieJar()))
         with self._opener.open(link) as answer:
@@ -150,24 +158,28 @@ class Browser:
                 return text
             time.sleep(0.01)
 
-    def timed(self, asked: str) -> tuple[float, str]:
-        start = time.perf_counter()
-        text = self.grid(asked)
-        if "/thumb/" not in text:
+    def cost(self, asked: str) -> Cost:
+        """Return what a page with images costs; the CPU time is all that the server does meanwhile."""
+        start, cpu_s = time.perf_counter(), self.cpu_s()
+        if "/thumb/" not in self.grid(asked):
             raise SystemExit(f"{asked} found nothing")
-        return time.perf_counter() - start, text
+        return time.perf_counter() - start, self.cpu_s() - cpu_s
+
+    def cpu_s(self) -> float:
+        return cpu_of_families([self._pid])
 
 
 # --- FiftyOne ---
 
 
-def fiftyone(work: Workspace, folder: Path, python: Path) -> dict[str, float]:
+def fiftyone(folder: Path, python: Path) -> dict[str, float]:
     """Import the data set in one process, and look at it in another."""
-    own = work.folder("fiftyone")
+    own = folder.parent / "fiftyone"
+    own.mkdir(exist_ok=True)
     env = foreign_environment() | {"HOME": str(own), "FIFTYONE_DATABASE_DIR": str(own / "db")}
     env |= {"FIFTYONE_DEFAULT_DATASET_DIR": str(own / "data"), "FIFTYONE_DO_NOT_TRACK": "true"}
     found: dict[str, float] = {}
-    for step in ("import", "look"):
+    for step in ("look",) if (own / "read").exists() else ("import", "look"):
         process = ToldProcess(python, "-P", ROOT / "benchmarks" / "page_fiftyone.py", env=env, log=own / "log")
         try:
             process.say(json.dumps([step, str(folder)]))
@@ -175,6 +187,7 @@ def fiftyone(work: Workspace, folder: Path, python: Path) -> dict[str, float]:
             if not line:
                 raise PeerUnavailableError((own / "log").read_text(errors="replace")[-500:])
             found |= json.loads(line)
+            (own / "read").touch()
             found["MiB of memory (Pss)"] = sum(memory_mib(pid, "Pss") for pid in family(process.pid))
         finally:
             process.close()
