@@ -591,6 +591,7 @@ def test_what_is_mounted_on_the_node_has_the_same_path_inside_and_reaches_the_no
         assert environment["DATACACHE_DAEMON"] == "external"
 
 
+@promise("The network reaches the page in a pod from its proxy alone")
 def test_the_page_is_one_restricted_pod_that_the_proxy_alone_reaches_and_the_command_understands() -> None:
     from dataset_cli.commands.ui import ui
 

@@ -17,6 +17,7 @@ from starlette.responses import PlainTextResponse
 from datacache.core.errors import UsageError
 from datacache.web import access
 from datacache.web.access import Guard, OneTimeLinks, read_key
+from tests.promises import promise
 from tests.web.client import OWN, Client
 
 
@@ -39,6 +40,7 @@ def csrf_of(client: Client) -> str:
     return client.get("/").text.split("|")[1]
 
 
+@promise("A link to the page is good for one visitor")
 def test_the_link_is_good_once_and_then_a_strict_cookie_is() -> None:
     announced: list[str] = []
     links = OneTimeLinks(announced.append)
@@ -81,6 +83,7 @@ def test_a_cookie_that_is_forged_or_of_another_run_or_too_old_is_none(monkeypatc
 @pytest.mark.parametrize(
     "host", ["evil.example", "evil.example:8765", "127.0.0.1.evil.example", "", "[::2]:8765", "a@127.0.0.1"]
 )
+@promise("Requests for another host, from another site, or to a path outside are refused and logged")
 def test_a_request_for_another_host_is_refused(host: str, caplog: pytest.LogCaptureFixture) -> None:
     client = visitor(OneTimeLinks())
     with caplog.at_level(logging.WARNING):
@@ -94,6 +97,7 @@ def test_names_of_this_machine_are_hosts(host: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["/static/../../etc/passwd", "/static/%2e%2e/secret", "/a\\..\\b", "/a%00b", "/./a"])
+@promise("Requests for another host, from another site, or to a path outside are refused and logged")
 def test_a_path_that_leads_outside_is_refused_and_logged(path: str, caplog: pytest.LogCaptureFixture) -> None:
     client = visitor(OneTimeLinks())
     with caplog.at_level(logging.WARNING):
@@ -114,6 +118,7 @@ def test_a_path_that_leads_outside_is_refused_and_logged(path: str, caplog: pyte
         {"origin": "http://127.0.0.1:9999", "sec_fetch_site": "same-origin"},
     ],
 )
+@promise("Requests for another host, from another site, or to a path outside are refused and logged")
 def test_nothing_is_written_for_another_site(headers: dict[str, str], caplog: pytest.LogCaptureFixture) -> None:
     client = visitor(OneTimeLinks())
     with caplog.at_level(logging.WARNING):
@@ -121,6 +126,7 @@ def test_nothing_is_written_for_another_site(headers: dict[str, str], caplog: py
     assert "another site" in caplog.text
 
 
+@promise("A form is taken with the token of its visitor alone")
 def test_a_form_is_taken_with_the_token_of_its_page_alone() -> None:
     links = OneTimeLinks()
     client, other = visitor(links), visitor(links)
@@ -158,6 +164,7 @@ def test_a_proxy_names_the_user_who_needs_no_link() -> None:
     assert Client(Guard(page, links=links)).get("/", x_forwarded_user="anna").status == 401
 
 
+@promise("Where a proxy names users nobody gets in without it")
 def test_a_proxy_alone_lets_in_where_one_names_users() -> None:
     links = OneTimeLinks()
     client = Client(Guard(page, links=links, user_header="X-Forwarded-User"))
@@ -183,6 +190,7 @@ def test_pages_of_a_proxy_with_tls_take_its_forms_and_have_secure_cookies() -> N
     assert client.post("/x", origin=f"http://{OWN}", x_csrf_token=csrf_of(client)).status == 403
 
 
+@promise("A link to the page is good for one visitor")
 def test_visits_outlast_the_server_and_are_good_for_the_page_they_were_made_for(tmp_path: Path) -> None:
     key = read_key(tmp_path / "home")
     client = visitor(OneTimeLinks(key=key, site="8765 writing"))

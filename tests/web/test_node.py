@@ -13,6 +13,7 @@ from datacache import api
 from datacache.settings import Settings
 from datacache.web.jobs import Jobs
 from datacache.web.pages.node import HitRates
+from tests.promises import promise
 from tests.web.conftest import Site, opened_site, restricted
 
 MOUNTS = [["rw mount /mnt/a  s3://<b>", "         conflict a/1.jpg: the bucket has another one"], ["mount    /mnt/c"]]
@@ -84,6 +85,7 @@ def test_jobs_of_the_page_are_listed_with_their_visitor(settings: Settings, monk
         assert "Subset &lt;pets&gt;</bdi></a> of <bdi>Anna</bdi>" in site.get("/node").text
 
 
+@promise("A page of one namespace names no data set of others, and shows nothing of the node")
 def test_a_namespace_is_shown_nothing_of_the_node(settings: Settings) -> None:
     for site in opened_site(restricted(settings, "team"), mounts=pytest.fail):
         assert "/node" not in site.get("/").text

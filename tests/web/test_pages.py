@@ -15,6 +15,7 @@ from PIL import Image
 
 from datacache import api
 from datacache.settings import Settings
+from tests.promises import promise
 from tests.web.client import Answer
 from tests.web.conftest import Site, make, opened_site, restricted, write_coco
 
@@ -212,6 +213,7 @@ def test_hostile_names_and_labels_are_shown_as_text(site: Site, settings: Settin
         assert not re.search(r"[\u202a-\u202e\u2066-\u2069\x1b\x00]", answer.text), name
 
 
+@promise("A page of one namespace names no data set of others, and shows nothing of the node")
 def test_data_sets_that_are_not_open_to_the_namespace_do_not_exist(site: Site, pets: str, settings: Settings) -> None:
     api.subset(pets, ["a/000.jpg"], name="open-to-a", settings=settings)
     api.set_dataset_access("open-to-a", everybody=True, settings=settings)

@@ -19,6 +19,7 @@ from datacache.core.errors import UsageError
 from datacache.settings import Settings
 from datacache.web.server import serve
 from tests.conftest import ROOT
+from tests.promises import promise
 
 
 def test_every_network_needs_the_names_by_which_browsers_come(settings: Settings) -> None:
@@ -101,6 +102,7 @@ def running(*words: str) -> Iterator[Running]:
 
 
 @pytest.mark.usefixtures("home")
+@promise("A link to the page is good for one visitor")
 def test_a_visit_outlasts_a_server_that_is_killed_and_ctrl_c_is_a_good_end() -> None:
     command = ("-m", "dataset_cli", "ui", "--no-browser", "--port")
     with running(*command, "0") as page:
