@@ -13,7 +13,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from datacache import api
-from datacache.core.errors import LeaseLostError, TasksError, UsageError
+from datacache.core.errors import DatacacheError, LeaseLostError, TasksError, UsageError
 from datacache.web.addresses import address, asked_of
 from datacache.web.opened import Shown
 from datacache.web.rendering import render
@@ -70,7 +70,7 @@ def keep(site: Site, request: Request) -> str:
     dataset, user = api.parse_ref(request.path_params["ref"]).dataset, request.scope["visitor"].user
     try:
         image = _queue(site, dataset, asked["queue"]).next_image(user, review="review" in asked)
-    except TasksError as exc:
+    except DatacacheError as exc:  # the marks are saved, whatever becomes of the queue
         return exc.message
     if isinstance(image, api.QueuedImage) and image.path == asked.get("queued"):
         return ""
@@ -90,9 +90,13 @@ def _end(queue: api.MarkingQueue, user: str, path: str, *, review: bool, done: b
 
 
 def _queue(site: Site, dataset: str, name: str) -> api.MarkingQueue:
-    """Return a queue of a data set. `TasksError` for one that is not there, or another data set's."""
+    """Return a queue of a data set. `TasksError` for one that is not there, or another data set's: the same."""
     queue = site.marking_queue(name)
-    if queue.progress().dataset != dataset:
+    try:
+        found = queue.progress().dataset
+    except TasksError:
+        found = ""
+    if found != dataset:
         raise TasksError(f"{dataset} has no queue {name}")
     return queue
 
