@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs the package into .venv, with the system packages it needs, on Debian 12 or newer and Ubuntu 24.04 or newer.
 #   scripts/install.sh [demo]   what a user needs: FUSE, a virtual environment, the package
-#   scripts/install.sh test     and what the tests need: Ceph, peers to compare with, compilers, linters
+#   scripts/install.sh test     and what the tests need: Ceph, Chromium, peers to compare with, compilers, linters
 # Quick when there is nothing to do. Uses root or sudo for system packages; without either it names what is missing.
 set -euo pipefail
 cd "$(dirname "$0")/.."
