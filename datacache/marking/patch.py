@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
-from datacache.annotations.formats.metadata import is_metadata
 from datacache.annotations.model import FORMATS, Annotation, Problem
 from datacache.annotations.table.table import Table
 from datacache.catalog.base import Catalog
 from datacache.catalog.commit import check_target, commit_manifest
 from datacache.catalog.objects import NewFiles, ObjectWriter
 from datacache.conversion.fitting import fit
+from datacache.conversion.model import stem
 from datacache.conversion.source import AnnotationSource
 from datacache.conversion.targets import TARGETS, About
 from datacache.manifest.builder import ManifestBuilder, sorted_entries
@@ -45,16 +45,30 @@ def patched_files(
     files: dict[str, bytes] = {}
     problems: list[Problem] = []
     suffix = FORMATS[source.format].suffix.decode()
+    beside = _lie_beside(table, suffix)
     for annotation in marked:
-        own = annotation.source if annotation.source.endswith(suffix) and not is_metadata(annotation.source) else ""
+        own = (
+            annotation.source
+            if annotation.source.endswith(suffix)
+            else stem(annotation.path) + suffix
+            if beside
+            else ""
+        )
         fitted = fit(annotation, target.holds, problems)
         target.expect([fitted])
         written, more = target.add(fitted, "", annotated=True)
-        if len(written) != 1 or not (own or to == "labelme" or annotation.path.startswith(f"{target.folder}/")):
+        if len(written) != 1 or not (own or annotation.path.startswith(f"{target.folder}/")):
             return None
         problems += more
         files[own or written[0][0]] = written[0][1]
     return files, problems
+
+
+def _lie_beside(table: Table, suffix: str) -> bool:
+    """Tell whether labels lie in the folders of their images, as far as the first image that has some shows."""
+    pairs = ((row.path, row.annotation.source) for row in table.rows() if row.annotation)
+    path, source = next((pair for pair in pairs if pair[1].endswith(suffix)), ("", ""))
+    return source == stem(path) + suffix
 
 
 def commit_patched(

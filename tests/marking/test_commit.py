@@ -89,6 +89,17 @@ def coco(folder: Path) -> Path:
     return folder
 
 
+def yolo_beside(folder: Path) -> Path:
+    """The same, with labels in the folders of their images."""
+    yolo(folder)
+    for file in [*folder.rglob("labels/*/*.txt")]:
+        file.rename(folder / "images" / file.relative_to(folder / "labels"))
+    for split in ("train", "val"):
+        (folder / "images" / split).rename(folder / split)
+    (folder / "data.yaml").write_text("train: train\nval: val\nnames: [dog, cat]\n")
+    return folder
+
+
 def create(settings: Settings, name: str, folder: Path, **naming: Any) -> api.SnapshotRecord:
     return api.create_snapshot(name, folder.as_uri(), settings=settings, **naming)
 
@@ -186,7 +197,7 @@ def _row(annotation: Annotation) -> api.Row:
 
 
 @promise("A commit of marks leaves each file that nobody marked byte for byte, where images have files of their own")
-@pytest.mark.parametrize("format", [yolo, voc])
+@pytest.mark.parametrize("format", [yolo, yolo_beside, voc])
 def test_files_that_nobody_marked_stay_byte_for_byte(
     settings: Settings, catalog: Catalog, tmp_path: Path, name: str, format: Any
 ) -> None:
