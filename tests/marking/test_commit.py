@@ -16,6 +16,7 @@ from PIL import Image
 
 from datacache import api
 from datacache.annotations.model import Annotation, Box
+from datacache.catalog import commit as catalog_commit
 from datacache.catalog.base import Catalog
 from datacache.core.errors import DraftConflictError, UsageError
 from datacache.marking import commit as commit_module
@@ -306,6 +307,27 @@ def test_a_commit_begins_anew_where_another_version_comes_in_between(
     assert [box.label for box in marked.boxes] == ["bird"]
     assert other is not None
     assert [box.label for box in other.boxes] == ["cat"]
+
+
+def test_a_version_that_another_one_has_followed_before_it_got_its_tags_does_not_become_the_newest_again(
+    settings: Settings, catalog: Catalog, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = yolo(tmp_path / "files")
+    base = create(settings, name, folder, copy=True)
+    mark(catalog, settings, base, "images/train/0.png", NEW)
+    real, others = catalog_commit._make_visible, []
+
+    def made_visible(*arguments: Any) -> None:
+        real(*arguments)
+        (folder / "labels/val/1.txt").write_text("1 0.3 0.3 0.2 0.2\n")
+        monkeypatch.setattr(catalog_commit, "_make_visible", real)
+        others.append(create(settings, name, folder, replace=True))
+
+    monkeypatch.setattr(catalog_commit, "_make_visible", made_visible)
+    made = commit(settings, name, tags=["v2"])
+    assert made.record.parent == base.id
+    assert api.resolve(catalog, f"{name}@v2").id == made.record.id
+    assert api.resolve(catalog, name).id == others[0].id != made.record.id
 
 
 def test_a_draft_that_was_saved_again_while_its_commit_ran_stays(
