@@ -315,7 +315,9 @@ def _images(
 def _is_annotated(path: str, found: Sequence[Annotation], marks: Marks | None, target: Target) -> bool:
     """Tell whether something is said of an image that the format holds. Labels of whole images say nothing of objects,
     but to a format that has such labels."""
-    if target.of_objects and (any(map(_says_objects, found)) or (marks is not None and marks.looked_at(path))):
+    if target.of_objects and any(map(_says_objects, found)):
+        return True
+    if marks is not None and target.of_objects and (marks.looked_at(path) or (target.in_metadata and found[0].source)):
         return True
     captioned = target.of_objects and "captions" in target.holds
     return "labels" in target.holds and any(each.labels or (captioned and each.captions) for each in found)

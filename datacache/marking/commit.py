@@ -110,8 +110,9 @@ def commit_marks(
                         catalog, snapshot, naming, lineage, files, open_objects=open_objects, check=is_latest(base.id)
                     )
                 else:
+                    darknet = to is None and target == "yolo" and snapshot.manifest.find(b"obj.data") is not None
                     plan = Plan(
-                        to=target,
+                        to="darknet" if darknet else target,
                         naming=naming,
                         reading=Reading(),
                         splits=Splits() if target == "cvat-video" else None,

@@ -450,3 +450,33 @@ def test_the_same_drafts_give_the_same_version(settings: Settings, catalog: Cata
         made.append(commit(settings, f"{name}-{number}").record)
     parameters = [record.lineage.parameters for record in made if record.lineage]
     assert parameters[0] == parameters[1]
+
+
+@pytest.mark.parametrize("to", ["darknet", "imagefolder", "cvat", "label-studio", "labelme", "yolo-segment"])
+def test_other_formats_keep_paths_splits_and_what_is_annotated(
+    settings: Settings, catalog: Catalog, tmp_path: Path, name: str, to: str
+) -> None:
+    source = create(settings, f"{name}-source", yolo(tmp_path / "files"))
+    how: dict[str, Any] = {"keep_unannotated": True, "settings": settings, "processes": 1}
+    base = api.convert(source.ref, to=to, name=name, **how).record
+    before, split_before = rows(settings, base.ref), splits(settings, base.ref)
+    (path, annotation), (other, its) = [(path, each) for path, each in before.items() if each and each.boxes]
+    expected = api.marked(_row(annotation), mark(catalog, settings, base, path, *kept(annotation)[1:], NEW))
+    mark(catalog, settings, base, other, *kept(its), NEW, done=False)
+    made = commit(settings, name)
+    after = rows(settings, made.record.ref)
+    assert after.keys() == before.keys()
+    assert splits(settings, made.record.ref) == split_before
+    for each, now in after.items():
+        then = expected if each == path else before[each]
+        assert now is not None
+        assert then is not None
+        assert [_rough(box) for box in now.boxes] == [_rough(box) for box in then.boxes]
+        assert bool(now.source) == bool(then.source), each
+    assert [each.why for each in made.left] == ["not done"]
+    second = commit(settings, name, only_done=False)
+    assert (second.images, second.left) == (1, ())
+
+
+def _rough(box: Box) -> tuple[object, ...]:
+    return box.label, *(round(edge, 1) for edge in box[1:5])

@@ -58,6 +58,8 @@ class Target:
     """False for a format that has labels of images alone."""
     in_lists = False
     """Files of all images name it, by which alone it is annotated."""
+    in_metadata = False
+    """So does `metadata.jsonl`, and it alone."""
     unwritable: re.Pattern[str] | None = None
     """Characters that no path in the format's files can have: they would name another image, or be no text."""
 

@@ -11,6 +11,7 @@ from datacache.conversion.targets.base import File, Target, without_split
 
 class ImageFolder(Target):
     holds = frozenset({"labels", "captions"})
+    in_metadata = True
 
     def relative(self, relative: str, split: str, labels: Sequence[str]) -> str:
         """Return a path in the folder of its split."""
