@@ -215,6 +215,38 @@ def test_marks_stay_on_the_page_while_the_server_is_away_and_are_saved_after(edi
     assert "3 objects" in editor.text("#number")
 
 
+_FETCH = """
+const real = window.fetch;
+let times = arguments[0];
+window.fetch = async (...asked) => {
+  const isSave = asked[1]?.method === "POST";
+  if (isSave && arguments[1]) throw new TypeError("no way there");
+  const answer = await real(...asked);
+  if (isSave && times-- > 0) throw new TypeError("no way back");
+  return answer;
+};
+"""
+
+
+def test_an_answer_that_was_lost_makes_no_conflict_and_a_page_loaded_again_goes_on(editor: Tab, images: Served) -> None:
+    edit(editor, "6.jpg")
+    editor.driver.execute_script(_FETCH, 1, False)
+    editor.press("n")
+    saved(editor)
+    assert not editor.one("#conflict").is_displayed()
+    assert objects(images, "6.jpg")[2] == ("cat", (40, 30, 60, 50))
+    editor.driver.execute_script(_FETCH, 0, True)
+    editor.press(Keys.ARROW_RIGHT)
+    editor.until(lambda: "Not saved" in editor.text("#saved"), "the page says so")
+    editor.press(Keys.PAGE_DOWN)
+    assert "path=6.jpg" in editor.address  # it waits for what is not saved
+    assert objects(images, "6.jpg")[2] == ("cat", (40, 30, 60, 50))
+    editor.driver.refresh()
+    editor.until(lambda: editor.text("#saved") == "Saved" and "41, 30" in editor.text("#objects"), "it goes on")
+    assert objects(images, "6.jpg")[2] == ("cat", (41, 30, 61, 50))
+    assert [each for each in editor.faults() if "409" not in each] == []  # the second time the same is sent
+
+
 def test_the_second_on_an_image_is_told_sees_it_and_takes_over(editor: Tab, images: Served) -> None:
     edit(editor, "4.jpg")
     with (
