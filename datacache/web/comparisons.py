@@ -22,7 +22,7 @@ from datacache.web.site import Site
 _KEPT_BYTES: Final = 128 * 2**20
 _FEW_IMAGES: Final = 4_000
 """So many are compared while the page waits."""
-_WAIT_S: Final = 0.6
+_WAIT_S: Final = 0.9
 GREY: Final = (150, 155, 162)
 COLOURS: Final = {
     "hit": (0, 158, 115),
