@@ -40,7 +40,7 @@ from datacache.web.pages import (
     selecting,
     visitors,
 )
-from datacache.web.rendering import render
+from datacache.web.rendering import hint_of, render
 from datacache.web.site import Site
 
 _log = logging.getLogger(__name__)
@@ -124,7 +124,7 @@ def _file(name: str) -> Response:
 def _failed(request: Request, exc: DatacacheError) -> Response:
     status = next(status for kind, status in _STATUS if isinstance(exc, kind))
     _log.log(logging.WARNING if status >= 500 else logging.INFO, "%s: %s", request.url.path, exc.message)
-    return render(request, "error.html", status=status, title=exc.message, hint=exc.hint)
+    return render(request, "error.html", status=status, title=exc.message, hint=hint_of(request, exc))
 
 
 def _opening(request: Request, exc: Opening) -> Response:

@@ -101,7 +101,9 @@ class Comparisons:
 
         if max(before.browser.table.images, after.browser.table.images) <= _FEW_IMAGES:
             return self._kept.get(key, lambda: load(lambda _what, _done, _total: None))
-        job = site.jobs.start(f"compare {key}", f"Compare {before.ref} and {after.ref}", run)
+        datasets = before.snapshot.record.dataset, after.snapshot.record.dataset
+        title = f"Compare {before.ref} and {after.ref}"
+        job = site.jobs.start(("compare", key), title, run, datasets=datasets)
         wait_for([job.done], timeout=_WAIT_S)
         found = self._kept.held(key)
         if found is None:

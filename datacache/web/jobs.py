@@ -11,14 +11,15 @@ import secrets
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final
 
-from datacache.core.errors import PathNotFoundError
+from datacache.core.errors import PathNotFoundError, UsageError
 
 _log = logging.getLogger(__name__)
 _KEPT: Final = 100
+_MOST_WAITING: Final = 50
 Progress = Callable[[str, int, int], None]
 """Step, images done, images in all."""
 
@@ -26,9 +27,9 @@ Progress = Callable[[str, int, int], None]
 class Job:
     """One of them. `done` has the address of what came out, or the error."""
 
-    def __init__(self, title: str, user: str) -> None:
+    def __init__(self, title: str, user: str, datasets: Collection[str]) -> None:
         self.id = secrets.token_hex(8)
-        self.title, self.user = title, user
+        self.title, self.user, self.datasets = title, user, datasets
         self.started_s = time.time()
         self.step, self.count, self.total = "", 0, 0
         self.done: Future[str] = Future()
@@ -45,26 +46,36 @@ class Jobs:
         self._threads = ThreadPoolExecutor(2, "page-job")
         self._lock = threading.Lock()  # guards _jobs and _running
         self._jobs: OrderedDict[str, Job] = OrderedDict()
-        self._running: dict[str, Job] = {}
+        self._running: dict[Hashable, Job] = {}
 
-    def start(self, key: str, title: str, run: Callable[[Progress], str], *, user: str = "") -> Job:
-        """Begin a job, whose `run` returns the address of what it made; the one that has this key and still runs is not
-        begun twice."""
+    def start(
+        self,
+        key: Hashable,
+        title: str,
+        run: Callable[[Progress], str],
+        *,
+        user: str = "",
+        datasets: Collection[str],
+    ) -> Job:
+        """Begin a job about some data sets, whose `run` returns the address of what it made; the one that has this key
+        and still runs is not begun twice. `UsageError` where too many wait."""
         with self._lock:
             if key in self._running:
                 return self._running[key]
-            job = Job(title, user)
+            if len(self._running) >= _MOST_WAITING:
+                raise UsageError(f"{_MOST_WAITING} jobs of this page are not done yet", hint="Try again in a while.")
+            job = Job(title, user, datasets)
             self._jobs[job.id] = self._running[key] = job
             for id in [id for id, each in self._jobs.items() if each.done.done()][:-_KEPT]:
                 del self._jobs[id]
         self._threads.submit(self._run, key, job, run)
         return job
 
-    def get(self, id: str) -> Job:
-        """Return a job. `PathNotFoundError` for one that is not known any more."""
+    def get(self, id: str, may_see: Callable[[str], bool] = lambda _dataset: True) -> Job:
+        """Return a job. `PathNotFoundError` for one that is not known any more, or tells of what may not be seen."""
         with self._lock:
             job = self._jobs.get(id)
-        if job is None:
+        if job is None or not all(map(may_see, job.datasets)):
             raise PathNotFoundError("this job is not known any more; what it made is among the versions", path=id)
         return job
 
@@ -77,7 +88,7 @@ class Jobs:
         """Begin no more. Those that run end with the process."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _run(self, key: str, job: Job, run: Callable[[Progress], str]) -> None:
+    def _run(self, key: Hashable, job: Job, run: Callable[[Progress], str]) -> None:
         try:
             address = run(job.tell)
         except BaseException as exc:  # noqa: BLE001 - whoever asks is told

@@ -18,6 +18,7 @@ from starlette.responses import HTMLResponse
 
 from datacache import api
 from datacache.core.counters import format_seconds
+from datacache.core.errors import DatacacheError, SnapshotNotFoundError
 from datacache.core.html import visible
 from datacache.settings import format_bytes
 from datacache.web.access import INVITE, LEAVE, MOST_NAME, NAME
@@ -63,3 +64,10 @@ def render(request: Request, template: str, *, status: int = 200, **values: Any)
     visitor = request.scope["visitor"]
     html = _environment().get_template(template).render(visitor=visitor, has_node=request.app.state.has_node, **values)
     return HTMLResponse(html, status)
+
+
+def hint_of(request: Request, exc: DatacacheError) -> str:
+    """Return the hint of an error. Of what is not there hints name all data sets, which a page of one namespace may
+    not: one may go away between the look at its list and its use."""
+    one_namespace = not request.app.state.has_node
+    return "" if one_namespace and isinstance(exc, SnapshotNotFoundError) else exc.hint

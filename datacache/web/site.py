@@ -115,6 +115,12 @@ class Site:
             self._counts[record.id] = found
         return found
 
+    def access(self, dataset: str) -> str:
+        """Return to whom a data set is open, if it has a list; '' where the page is for one namespace, as the list
+        names others."""
+        access = api.access_of(self.catalog, dataset, default=self.settings.access)
+        return str(access) if access.listed and not self.settings.ui_namespace else ""
+
     def may_see(self, dataset: str) -> bool:
         """Tell whether the namespace that this page is for may see a data set."""
         namespace, default = self.settings.ui_namespace, self.settings.access

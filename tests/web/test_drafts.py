@@ -73,6 +73,7 @@ def test_drafts_become_a_version_and_what_was_left_is_told(person: Person, dogs:
     assert boxes(settings, name)["2.jpg"] == [("lynx", 10, 10, 40, 30)]
     assert record.id != api.list_snapshots(name, settings)[-1].id
     assert "Nothing is marked" in anna.get(f"/drafts/{name}").text
+    assert "went in" not in anna.get(f"/drafts/{name}?images={'9' * 5000}&stale={'9' * 5000}").text
 
 
 def test_a_commit_is_refused_where_it_cannot_be_meant(person: Person, dogs: str, settings: Settings) -> None:

@@ -81,7 +81,7 @@ def test_jobs_of_the_page_are_listed_with_their_visitor(settings: Settings, monk
     jobs = Jobs()
     monkeypatch.setattr("datacache.web.site.Jobs", lambda: jobs)
     for site in opened_site(settings):
-        jobs.start("a", "Subset <pets>", lambda _tell: "/d/pets", user="Anna").done.result()
+        jobs.start("a", "Subset <pets>", lambda _tell: "/d/pets", user="Anna", datasets=["pets"]).done.result()
         assert "Subset &lt;pets&gt;</bdi></a> of <bdi>Anna</bdi>" in site.get("/node").text
 
 

@@ -216,13 +216,14 @@ def test_hostile_names_and_labels_are_shown_as_text(site: Site, settings: Settin
 @promise("A page of one namespace names no data set of others, and shows nothing of the node")
 def test_data_sets_that_are_not_open_to_the_namespace_do_not_exist(site: Site, pets: str, settings: Settings) -> None:
     api.subset(pets, ["a/000.jpg"], name="open-to-a", settings=settings)
-    api.set_dataset_access("open-to-a", everybody=True, settings=settings)
+    api.set_dataset_access("open-to-a", everybody=False, allow=["team-a", "team-c"], settings=settings)
     api.set_dataset_access("pets", everybody=False, allow=["team-b"], settings=settings)
     try:
         for other in opened_site(restricted(settings, "team-a")):
             page = Read(other.get("/"))
             assert "open-to-a" in page.text
             assert "pets" not in page.text
+            assert "team-c" not in page.text + other.get("/d/open-to-a").text
             assert "pets" not in other.get("/d/open-to-a").text.replace("/static", "")
             assert "a data set that you may not see" in other.get("/d/open-to-a").text
             refused = {
@@ -234,6 +235,8 @@ def test_data_sets_that_are_not_open_to_the_namespace_do_not_exist(site: Site, p
                 assert there == nowhere
         for other in opened_site(restricted(settings, "team-b")):
             assert other.get(f"/s/{pets}").status == 200
+        assert "team-c" in site.get("/").text
+        assert "team-c" in site.get("/d/open-to-a").text
         assert site.get(f"/s/{pets}").status == 200
     finally:
         api.set_dataset_access("pets", everybody=True, settings=settings)

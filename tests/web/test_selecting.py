@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from pathlib import Path
+from typing import Any, NoReturn
 from urllib.parse import quote
 
 import pytest
@@ -139,6 +141,60 @@ def test_nothing_of_data_sets_that_may_not_be_seen_is_selected_or_tagged(
         assert send(other, f"/select/{pets}", "name=secret&path=a/003.jpg", csrf).status == 422
         assert send(other, "/tags/secret", "tag=t&version=latest", csrf).status == 404
         assert other.get("/tags/secret").status == 404
+
+
+def test_a_job_tells_nothing_of_a_data_set_that_may_not_be_seen_any_more(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = make(settings, tmp_path / "shared", "shared-for-now", {b"0.jpg": []})
+    begun, may_end = threading.Event(), threading.Event()
+
+    def gone(ref: str, *_: object, **how: object) -> NoReturn:
+        begun.set()
+        assert may_end.wait(60)
+        api.resolve(api.open_catalog(settings), "removed-meanwhile")
+        raise AssertionError
+
+    monkeypatch.setattr(api, "subset", gone)
+    for other in opened_site(restricted(settings, "team-a")):
+        csrf = Read(other.get("/")).csrf
+        job = send(other, f"/select/{shared}", "name=mine&path=0.jpg", csrf).header("location")
+        assert begun.wait(60)
+        assert "shared-for-now" in other.ask("GET", job, {}).text
+        api.set_dataset_access("shared-for-now", everybody=False, settings=settings)
+        assert other.get(job).status == other.get("/job/none").status == 404
+        assert "shared-for-now" not in other.get(job).text
+        api.set_dataset_access("shared-for-now", everybody=False, allow=["team-a"], settings=settings)
+        may_end.set()
+        said = other.get(job).text
+        assert "removed-meanwhile" in said
+        assert "There are:" not in said, "it names all data sets"
+
+
+def test_another_selection_of_the_same_name_is_a_job_of_its_own(
+    site: Site, pets: str, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_end = threading.Event()
+    subset = api.subset
+
+    def later(*what: Any, **how: Any) -> Any:
+        assert may_end.wait(60)
+        return subset(*what, **how)
+
+    monkeypatch.setattr(api, "subset", later)
+    both = [send(site, f"/select/{pets}", f"name=twice&path=a/00{n}.jpg") for n in (3, 4)]
+    again = send(site, f"/select/{pets}", "name=twice&path=a/003.jpg")
+    assert again.header("location") == both[0].header("location")
+    may_end.set()
+    assert [paths_of(made(site, each), settings) for each in both] == [["a/003.jpg"], ["a/004.jpg"]]
+
+
+def test_a_flood_of_jobs_is_refused(site: Site, pets: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    may_end = threading.Event()
+    monkeypatch.setattr(api, "subset", lambda *_, **__: may_end.wait(60) and api.subset)
+    answers = [send(site, f"/select/{pets}", f"name=flood&message={n}&path=a/003.jpg").status for n in range(51)]
+    may_end.set()
+    assert answers == [303] * 50 + [422]
 
 
 def test_readers_are_offered_nothing_that_writes(settings: Settings, pets: str) -> None:

@@ -37,8 +37,7 @@ def datasets(site: Site, request: Request) -> Response:
     for dataset in listed[:_LISTED]:
         record = site.catalog.snapshot(dataset.name, dataset.latest)
         if record is not None:
-            access = api.access_of(site.catalog, dataset.name, default=site.settings.access)
-            rows.append((dataset, record, access))
+            rows.append((dataset, record, site.access(dataset.name)))
     after = listed[_LISTED - 1].name if len(listed) > _LISTED else ""
     return render(request, "datasets.html", rows=rows, q=asked.get("q", ""), after=after)
 

@@ -49,6 +49,11 @@ def drafts(site: Site, request: Request) -> Response:
     record = site.record(name)
     shown = site.opened.get(record)
     asked = dict(asked_of(request.scope["query_string"]))
+
+    def counted(name: str) -> int | None:
+        text = asked.get(name, "")
+        return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else None
+
     found = api.drafts(site.catalog, name, after=asked.get("after", ""), limit=_LISTED + 1)
     counts = api.count_drafts(site.catalog, name)
     return render(
@@ -60,8 +65,8 @@ def drafts(site: Site, request: Request) -> Response:
         after=found[_LISTED - 1].key if len(found) > _LISTED else "",
         formats=_FORMATS,
         unannotated=shown.browser.table.meta.get("format") == "none",
-        committed=int(asked["images"]) if asked.get("images", "").isdecimal() else None,
-        left=[(why, asked[why]) for why in _LEFT if asked.get(why, "").isdecimal()],
+        committed=counted("images"),
+        left=[(why, times) for why in _LEFT if (times := counted(why))],
         read_only=site.read_only,
     )
 
@@ -103,7 +108,8 @@ def _commit(site: Site, name: str, pairs: list[tuple[str, str]], user: str) -> R
         left = Counter(each.why for each in made.left)
         return address("drafts", name, sorted((why, str(times)) for why, times in left.items()), images=made.images)
 
-    job = site.jobs.start(f"commit {name}", f"Marks become a version of {name}", run, user=user)
+    asked = "commit", name, user, tuple(pairs)
+    job = site.jobs.start(asked, f"Marks become a version of {name}", run, user=user, datasets=[name])
     return RedirectResponse(address("job", job.id), 303)
 
 

@@ -17,7 +17,7 @@ def routes(site: Site) -> list[Route]:
 
 def job(site: Site, request: Request) -> Response:
     """Show a job until it has ended, then lead to what it made, or show its error."""
-    found = site.jobs.get(request.path_params["id"])
+    found = site.jobs.get(request.path_params["id"], site.may_see)
     if found.done.done():
         return RedirectResponse(found.done.result(), 303)
     return render(request, "job.html", status=202, job=found)

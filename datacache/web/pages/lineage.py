@@ -125,7 +125,7 @@ def _page(made: Made, template: str, most: int, site: Site, request: Request) ->
     ]
     older = records[start + most].id if len(records) > start + most else ""
     values: dict[str, Any] = {"dataset": dataset, "versions": versions, "older": older, "total": len(records)}
-    values |= {"access": api.access_of(site.catalog, name, default=site.settings.access), "start": start}
+    values |= {"access": site.access(name), "start": start}
     return render(request, template, **values, **_graph(name, versions, ids), is_complete=descendants.is_complete)
 
 

@@ -27,7 +27,7 @@ from datacache.core.ipc import parse_object
 from datacache.web.addresses import address, asked_of, filter_of, written
 from datacache.web.opened import Opening, Shown
 from datacache.web.pages.queues import keep, path_now
-from datacache.web.rendering import render
+from datacache.web.rendering import hint_of, render
 from datacache.web.site import Site
 
 _CLASSES: Final = 5_000
@@ -103,7 +103,7 @@ def _answering(page: Callable[..., dict[str, Any]]) -> Callable[..., Response]:
             return JSONResponse({"error": f"the version is being opened: {exc}"}, 202)
         except DatacacheError as exc:
             status = next(status for kind, status in _STATUS if isinstance(exc, kind))
-            told: dict[str, Any] = {"error": exc.message, "hint": exc.hint}
+            told: dict[str, Any] = {"error": exc.message, "hint": hint_of(request, exc)}
             if status == 409:
                 shown, row = site.row(request)
                 told["draft"] = _draft(site, request, shown, row)

@@ -55,7 +55,9 @@ def select(site: Site, request: Request, body: bytes) -> Response:
         )
         return address("s", made.ref)
 
-    job = site.jobs.start(f"select {name}", f"A version of {name} from {record.ref}", run, user=user)
+    asked = "select", record.id, user, tuple(pairs)
+    datasets = name, record.dataset
+    job = site.jobs.start(asked, f"A version of {name} from {record.ref}", run, user=user, datasets=datasets)
     return RedirectResponse(address("job", job.id), 303)
 
 
@@ -73,7 +75,9 @@ def _queue(site: Site, request: Request, record: api.SnapshotRecord, pairs: list
             raise UsageError(f"{unusable[0]!r}: no image of {record.ref}, or one that cannot be used")
         return queues.make(site, record.dataset, name, chosen, review="review" in form)
 
-    job = site.jobs.start(f"queue {name}", f"The queue {name} of {record.dataset}", run, user=user)
+    asked = "queue", record.id, user, tuple(pairs)
+    title = f"The queue {name} of {record.dataset}"
+    job = site.jobs.start(asked, title, run, user=user, datasets=[record.dataset])
     return RedirectResponse(address("job", job.id), 303)
 
 
