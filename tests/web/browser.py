@@ -177,7 +177,7 @@ class Tab:
 
     def faults(self) -> list[str]:
         """Return the console's errors and the requests to anywhere else, of all tabs since the last call."""
-        console = [f"{each['level']}: {each['message']}" for each in self.driver.get_log("browser")]
+        console = [each["message"] for each in self.driver.get_log("browser") if each["level"] == "SEVERE"]
         requests = (json.loads(each["message"])["message"] for each in self.driver.get_log("performance"))
         sent = (each["params"]["request"]["url"] for each in requests if each["method"] == "Network.requestWillBeSent")
         return console + [f"asked {url}" for url in sent if not self._is_own(url)]
