@@ -68,17 +68,25 @@ def _queue(site: Site, request: Request, record: api.SnapshotRecord, pairs: list
 
     def run(progress: Progress) -> str:
         progress("Images", 0, 0)
-        with api.open_annotations(record.ref, settings=site.settings) as (_, table):
-            chosen = sorted(images)
-            unusable = [path for path in chosen if (row := table.row(path)) is None or row.annotation is None]
-        if unusable:
-            raise UsageError(f"{unusable[0]!r}: no image of {record.ref}, or one that cannot be used")
+        chosen = list(images)
+        if "all" not in form:
+            _check(site, record, chosen)
+        progress("Images", 0, len(chosen))
         return queues.make(site, record.dataset, name, chosen, review="review" in form)
 
     asked = "queue", record.id, user, tuple(pairs)
     title = f"The queue {name} of {record.dataset}"
     job = site.jobs.start(asked, title, run, user=user, datasets=[record.dataset])
     return RedirectResponse(address("job", job.id), 303)
+
+
+def _check(site: Site, record: api.SnapshotRecord, paths: list[str]) -> None:
+    """Raise `UsageError` for a path that is no image which can be used."""
+    with api.open_annotations(record.ref, processes=1, settings=site.settings) as (_, table):
+        for path in sorted(paths):
+            row = table.row(path)
+            if row is None or row.annotation is None:
+                raise UsageError(f"{path!r}: no image of {record.ref}, or one that cannot be used")
 
 
 def _meant(
