@@ -114,7 +114,7 @@ def one_round(home: Home, *, filters: bool) -> dict[str, Cost]:
         DSCTL, "ui", "--no-browser", "--read-only", "--port", "0", env=home.env, log=home.path / "ui.log"
     )
     try:
-        browser = Browser(server.answer(60).strip(), server.pid)
+        browser = PageReader(server.answer(60).strip(), server.pid)
         first = browser.grid()
         found: dict[str, Cost] = {"the first grid after the start": (time.perf_counter() - start, browser.cpu_s())}
         found["the first filter"] = browser.cost("label=class+02")
@@ -139,7 +139,7 @@ def _median(costs: Sequence[Cost]) -> Cost:
     return median(seconds), None if None in cpu_s else median(cpu_s)
 
 
-class Browser:
+class PageReader:
     """Asks as a browser does that was given the link."""
 
     def __init__(self, link: str, pid: int) -> None:

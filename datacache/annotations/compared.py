@@ -34,7 +34,7 @@ _PATHS_AT_ONCE: Final = 4_096
 _MOST_SUMS: Final = 1_000_000
 
 
-class Asked(NamedTuple):
+class WantedImages(NamedTuple):
     """Which images are meant: those for which one thing holds that has this kind and these classes. '' is any."""
 
     kind: str = ""
@@ -131,7 +131,7 @@ class Compared:
                 by_label[now or was][kind] = by_label[now or was].get(kind, 0) + count
         return sorted(found, key=lambda each: (-each.changes, each.label))
 
-    def select(self, asked: Asked) -> NDArray[np.uint32]:
+    def select(self, asked: WantedImages) -> NDArray[np.uint32]:
         """Return the numbers of images: the worst first where that is known, else in order. `UsageError` for a kind or
         a class that is not there."""
         for label in asked[1:]:

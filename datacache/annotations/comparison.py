@@ -17,7 +17,7 @@ from datacache.annotations.model import Annotation, Box
 from datacache.annotations.shapes.outline import NOTHING, Mask, Polygon, Rotated, unpack
 from datacache.annotations.table.ranges import Row
 from datacache.annotations.table.table import Table
-from datacache.annotations.table.together import Held, Stretch, together
+from datacache.annotations.table.together import RangePair, UnpackedRange, together
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -82,7 +82,7 @@ class _Numbers(dict[_T, int]):
         return np.fromiter(map(self.__getitem__, values), np.int64)
 
 
-def _changed(stretch: Stretch) -> Iterator[Changed]:
+def _changed(stretch: RangePair) -> Iterator[Changed]:
     old, new, both, gone, added = stretch
     pairs = [(n, -1) for n in gone] + [(-1, n) for n in added]
     if len(both[0]):
@@ -105,7 +105,9 @@ def _changed(stretch: Stretch) -> Iterator[Changed]:
             yield Changed(path.decode("utf-8", "surrogateescape"), a, b, changes, numbers)
 
 
-def _may_differ(old: Held, new: Held, both: tuple[NDArray[np.int64], NDArray[np.int64]]) -> NDArray[np.bool_]:
+def _may_differ(
+    old: UnpackedRange, new: UnpackedRange, both: tuple[NDArray[np.int64], NDArray[np.int64]]
+) -> NDArray[np.bool_]:
     """Tell of pairs of images which may differ: for the others, objects have the same columns in the same order."""
     a, b = both
     labels, attributes = _Numbers[str](), _Numbers[tuple[tuple[str, str], ...]]()

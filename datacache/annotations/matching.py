@@ -29,7 +29,7 @@ _SCORES: Final = ("confidence", "score")
 """The attributes that hold a score, in formats that have no field for it."""
 
 
-class Objects(NamedTuple):
+class ObjectArrays(NamedTuple):
     """Labelled or predicted objects of images that follow each other."""
 
     images: NDArray[np.int64]
@@ -42,10 +42,10 @@ class Objects(NamedTuple):
     scores: NDArray[np.float64]
     """Of predictions."""
 
-    def only(self, which: NDArray[np.bool_]) -> Objects:
+    def only(self, which: NDArray[np.bool_]) -> ObjectArrays:
         """Return some of them."""
         images, edges, classes, crowds, scores = self
-        return Objects(images[which], edges[:, which], classes[which], crowds[which], scores[which])
+        return ObjectArrays(images[which], edges[:, which], classes[which], crowds[which], scores[which])
 
 
 class Pairs(NamedTuple):
@@ -68,7 +68,7 @@ class Matching(NamedTuple):
     """The object that each prediction has taken, or the crowd that it lies in; -1 for none."""
 
 
-def overlapping(labelled: Objects, predicted: Objects, least: float = 0.5) -> Pairs:
+def overlapping(labelled: ObjectArrays, predicted: ObjectArrays, least: float = 0.5) -> Pairs:
     """Return the pairs of one image that have at least `least`, above 0, in common."""
     first, last = (np.searchsorted(labelled.images, predicted.images, side) for side in ("left", "right"))
     counts = last - first
@@ -100,7 +100,7 @@ def _parts(counts: NDArray[np.int64]) -> Iterator[slice]:
         start = stop
 
 
-def match(labelled: Objects, predicted: Objects, pairs: Pairs, least: float = 0.5) -> Matching:
+def match(labelled: ObjectArrays, predicted: ObjectArrays, pairs: Pairs, least: float = 0.5) -> Matching:
     """Match the objects of each image; `pairs` are all that have `least` in common, or more. Of equal scores the
     prediction that comes first chooses first, of equal overlaps the first object is chosen."""
     enough = pairs.overlaps >= least
@@ -124,7 +124,7 @@ def match(labelled: Objects, predicted: Objects, pairs: Pairs, least: float = 0.
     return Matching(objects, predictions, taken)
 
 
-class Verdict(NamedTuple):
+class MatchedObject(NamedTuple):
     """One object, one prediction, or both."""
 
     kind: Literal["hit", "miss", "false-alarm", "other-class", "ignored"]
@@ -145,7 +145,7 @@ _KINDS: Final[dict[int, Literal["hit", "miss", "false-alarm", "other-class", "ig
 
 def match_objects(
     labelled: Sequence[Box], predicted: Sequence[Box], *, least_overlap: float = 0.5, least_score: float = 0.0
-) -> list[Verdict]:
+) -> list[MatchedObject]:
     """Match the objects of one image with the predictions whose score is high enough: first the misses, then the
     predictions, the highest score first."""
     predicted = [box for box in predicted if score_of(box) >= least_score]
@@ -156,18 +156,18 @@ def match_objects(
         labels = np.array([classes.setdefault(box.label, len(classes)) for box in boxes], np.int64)
         crowds = np.array([CROWD in box.attributes for box in boxes], bool)
         scores = np.array([score_of(box) for box in boxes], float)
-        sides.append(Objects(np.zeros(len(boxes), np.int64), edges, labels, crowds, scores))
+        sides.append(ObjectArrays(np.zeros(len(boxes), np.int64), edges, labels, crowds, scores))
     one, two = sides
     found = match(one, two, overlapping(one, two, least_overlap), least_overlap)
     verdicts = [
-        Verdict(_KINDS[kind], box, None)
+        MatchedObject(_KINDS[kind], box, None)
         for box, kind in zip(labelled, found.objects.tolist(), strict=True)
         if kind == MISS
     ]
     for m in np.argsort(-two.scores, kind="stable").tolist():
         taken = int(found.taken[m])
         before = labelled[taken] if taken >= 0 else None
-        verdicts.append(Verdict(_KINDS[int(found.predictions[m])], before, predicted[m]))
+        verdicts.append(MatchedObject(_KINDS[int(found.predictions[m])], before, predicted[m]))
     return verdicts
 
 

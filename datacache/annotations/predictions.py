@@ -19,13 +19,13 @@ from datacache.annotations.matching import (
     HIT,
     IGNORED,
     MISS,
-    Objects,
+    ObjectArrays,
     match,
     overlapping,
     score_in,
 )
 from datacache.annotations.table.table import Table
-from datacache.annotations.table.together import Held, Stretch, together
+from datacache.annotations.table.together import RangePair, UnpackedRange, together
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -78,7 +78,7 @@ def quality(found: Compared) -> list[Quality]:
 def has_scores(table: Table) -> bool:
     """Tell whether a table is one of predictions: one of the first objects that it has has a score."""
     for loaded in islice(table.loaded(range(len(table.row_counts()))), _LOOKED_AT):
-        objects = Held(loaded).objects
+        objects = UnpackedRange(loaded).objects
         if len(objects.flags):
             return bool((_scores(objects.scores, objects.kinds, objects.attributes) > 0).any())
     return False
@@ -107,7 +107,7 @@ def match_tables(
 
 
 def _add(
-    found: Collector, worst: tuple[list[float], ...], stretch: Stretch, least_overlap: float, least_score: float
+    found: Collector, worst: tuple[list[float], ...], stretch: RangePair, least_overlap: float, least_score: float
 ) -> None:
     held = stretch.before, stretch.after
     one, two = (_objects(each, places, found.labels) for each, places in zip(held, stretch.both, strict=True) if each)
@@ -142,7 +142,7 @@ def _add(
             column.append(value)
 
 
-def _objects(held: Held, places: NDArray[np.int64], numbers: dict[str, int]) -> Objects:
+def _objects(held: UnpackedRange, places: NDArray[np.int64], numbers: dict[str, int]) -> ObjectArrays:
     """Return the objects of some images, which are numbered as their places are."""
     objects, ends = held.objects, held.ends
     counts = objects.counts[places]
@@ -151,7 +151,7 @@ def _objects(held: Held, places: NDArray[np.int64], numbers: dict[str, int]) -> 
     classes = np.array([numbers[label] for label in held.labels], np.int64)
     crowds = np.array([CROWD in kind for kind in objects.attributes], bool)
     kinds = objects.kinds[wanted]
-    return Objects(
+    return ObjectArrays(
         np.repeat(np.arange(len(places)), counts),
         objects.edges[:, wanted],
         classes[objects.labels[wanted]],

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from datacache.annotations.browsing import Browser as Browser
     from datacache.annotations.browsing import Filter as Filter
     from datacache.annotations.browsing import Matches as Matches
-    from datacache.annotations.compared import Asked as Asked
     from datacache.annotations.compared import Compared as Compared
+    from datacache.annotations.compared import WantedImages as WantedImages
     from datacache.annotations.comparison import ObjectChange as ObjectChange
     from datacache.annotations.comparison import compare_objects as compare_objects
     from datacache.annotations.histograms import Histogram as Histogram
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from datacache.annotations.histograms import object_plots as object_plots
     from datacache.annotations.histograms import split_counts as split_counts
     from datacache.annotations.image_header import read_header as read_header
-    from datacache.annotations.matching import Verdict as Verdict
+    from datacache.annotations.matching import MatchedObject as MatchedObject
     from datacache.annotations.matching import match_objects as match_objects
     from datacache.annotations.matching import score_of as score_of
     from datacache.annotations.model import Annotation as Annotation

@@ -30,7 +30,7 @@ class Bar(NamedTuple):
     """The number in words; '' for the number and the chart's unit."""
 
 
-class Column(NamedTuple):
+class PlacedBar(NamedTuple):
     """A bar, and where it is."""
 
     bar: Bar
@@ -50,7 +50,7 @@ class Mark(NamedTuple):
 class Columns(NamedTuple):
     """A chart of bars that stand."""
 
-    columns: list[Column]
+    columns: list[PlacedBar]
     marks: list[Mark]
     ticks: list[Mark]
     base: float
@@ -66,7 +66,7 @@ def columns(bars: Sequence[Bar], *, at_edges: bool = False) -> Columns:
     for n, bar in enumerate(bars):
         tall = max(bar.number / top * high, 1.5) if bar.number else 0
         gap = min(step * 0.12, 3)
-        found.append(Column(bar, _r(_LEFT + n * step + gap / 2), _r(base - tall), _r(step - gap), _r(tall)))
+        found.append(PlacedBar(bar, _r(_LEFT + n * step + gap / 2), _r(base - tall), _r(step - gap), _r(tall)))
     middle = 0 if at_edges else step / 2
     marks = _without_overlaps(Mark(_r(_LEFT + n * step + middle), bar.mark) for n, bar in enumerate(bars))
     return Columns(found, marks, [Mark(_r(base - tick / top * high), short(tick)) for tick in ticks], base)

@@ -111,7 +111,7 @@ class Comparisons:
         return found
 
 
-class Difference(NamedTuple):
+class ShownChange(NamedTuple):
     """One object on the page: what became of it."""
 
     kind: str
@@ -140,10 +140,10 @@ class Pair:
         self._skeletons = [each.browser.table.skeletons for each in shown]
         self._colours, self._whole = colours, whole
         boxes = [each.boxes if each else () for each in self._sides]
-        self.differences: list[Difference] = []
+        self.differences: list[ShownChange] = []
         self._layers: list[tuple[str, int, list[api.Box]]]
         if limits is None:
-            self.differences = [Difference(*each) for each in api.compare_objects(*boxes)]
+            self.differences = [ShownChange(*each) for each in api.compare_objects(*boxes)]
             changed = {id(each.after) for each in self.differences}
             self._layers = [
                 ("same", 1, [box for box in boxes[1] if id(box) not in changed]),
@@ -152,7 +152,7 @@ class Pair:
             ]
         else:
             found = api.match_objects(*boxes, least_overlap=limits.overlap, least_score=limits.score)
-            self.differences = [Difference(*each) for each in found]
+            self.differences = [ShownChange(*each) for each in found]
             self._layers = [
                 (kind, int(kind != "miss"), list(self._of_kind(kind)))
                 for kind in ("ignored", "hit", "miss", "other-class", "false-alarm")

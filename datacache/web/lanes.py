@@ -32,7 +32,7 @@ class Node(NamedTuple):
     edges: tuple[Edge, ...] = ()
 
 
-class Line(NamedTuple):
+class LaneLine(NamedTuple):
     """An edge as a path of an SVG."""
 
     path: str
@@ -45,7 +45,7 @@ class Graph(NamedTuple):
 
     places: list[tuple[int, int]]
     """x and y of each node."""
-    lines: list[Line]
+    lines: list[LaneLine]
     width: int
     """Of all lanes."""
     height: int
@@ -78,7 +78,7 @@ def lay_out(nodes: Sequence[Node]) -> Graph:
             end = len(nodes)
         stops = [place for _, place in places[row + 1 : end]] or [0]
         to = places[end] if end < len(nodes) else (_x(lane), height)
-        lines.append(Line(_path(places[row], _x(lane), stops[0], stops[-1], to), edge.kind, edge.title))
+        lines.append(LaneLine(_path(places[row], _x(lane), stops[0], stops[-1], to), edge.kind, edge.title))
     used = max([*of_node, *(lane for _, _, lane in drawn)], default=0)
     return Graph(places, lines, _x(used) + _LEFT, height)
 

@@ -8,7 +8,7 @@ from itertools import product
 import pytest
 
 from datacache.annotations import compared
-from datacache.annotations.compared import IMAGE_KINDS, OBJECT_KINDS, Asked, Compared, find_differences
+from datacache.annotations.compared import IMAGE_KINDS, OBJECT_KINDS, Compared, WantedImages, find_differences
 from datacache.annotations.comparison import Changed, compare
 from datacache.annotations.table.table import Table
 from datacache.core.errors import UsageError
@@ -57,7 +57,7 @@ def images(tables: tuple[Table, Table]) -> dict[str, tuple[set[str], list[tuple[
     }
 
 
-def paths(found: Compared, tables: tuple[Table, Table], asked: Asked) -> list[str]:
+def paths(found: Compared, tables: tuple[Table, Table], asked: WantedImages) -> list[str]:
     pairs = found.pairs(found.select(asked).tolist(), *tables)
     return [row.path for before, after in pairs for row in [after or before] if row]
 
@@ -67,9 +67,9 @@ def test_each_kind_and_class_leads_to_its_images(
 ) -> None:
     labels = ("", "cat", "dog")
     for kind, label, was, now in product(("", *IMAGE_KINDS, *OBJECT_KINDS), labels, labels, labels):
-        asked = Asked(kind, label, was, now)
+        asked = WantedImages(kind, label, was, now)
 
-        def fits(event: tuple[str, str, str], asked: Asked = asked) -> bool:
+        def fits(event: tuple[str, str, str], asked: WantedImages = asked) -> bool:
             of_kind = asked.kind not in OBJECT_KINDS or event[0] == asked.kind
             of_class = asked.label in ("", *event[1:]) and asked.was in ("", event[1]) and asked.now in ("", event[2])
             return of_kind and of_class
@@ -108,6 +108,11 @@ def test_thousands_of_classes_are_summed_alike(
 
 
 def test_what_means_nothing_is_an_error(found: Compared) -> None:
-    for asked in (Asked("none"), Asked("", "cow"), Asked("moved", "", "cow"), Asked("", "", "", "cow")):
+    for asked in (
+        WantedImages("none"),
+        WantedImages("", "cow"),
+        WantedImages("moved", "", "cow"),
+        WantedImages("", "", "", "cow"),
+    ):
         with pytest.raises(UsageError):
             found.select(asked)

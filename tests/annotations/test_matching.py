@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from datacache.annotations.matching import Verdict, match_objects, score_of
+from datacache.annotations.matching import MatchedObject, match_objects, score_of
 from datacache.annotations.model import Box
 from datacache.annotations.predictions import Quality, has_scores, match_tables, quality
 from datacache.annotations.shapes.outline import Extra
@@ -33,11 +33,11 @@ def overlap(a: Box, b: Box) -> float:
     return common(a, b) / (area(a) + area(b) - common(a, b))
 
 
-def naive(labels: list[Box], predictions: list[Box], least: float, least_score: float) -> list[Verdict]:
+def naive(labels: list[Box], predictions: list[Box], least: float, least_score: float) -> list[MatchedObject]:
     """Each prediction in turn looks at every object."""
     order = sorted((each for each in predictions if score_of(each) >= least_score), key=lambda each: -score_of(each))
     free = [each for each in labels if not each.attributes]
-    verdicts: dict[int, Verdict] = {}
+    verdicts: dict[int, MatchedObject] = {}
     for own in (True, False):
         for n, each in enumerate(order):
             if n in verdicts:
@@ -46,16 +46,16 @@ def naive(labels: list[Box], predictions: list[Box], least: float, least_score: 
             if could:
                 best = max(could, key=lambda a: overlap(a, each))
                 free = [a for a in free if a is not best]
-                verdicts[n] = Verdict("hit" if own else "other-class", best, each)
+                verdicts[n] = MatchedObject("hit" if own else "other-class", best, each)
         if own:
             for n, each in enumerate(order):
                 around = [a for a in labels if a.attributes and a.label == each.label]
                 lying = [a for a in around if common(a, each) / area(each) >= least]
                 if n not in verdicts and lying:
                     best = max(lying, key=lambda a: common(a, each))
-                    verdicts[n] = Verdict("ignored", best, each)
-    misses = [Verdict("miss", each, None) for each in labels if any(each is a for a in free)]
-    return misses + [verdicts.get(n, Verdict("false-alarm", None, each)) for n, each in enumerate(order)]
+                    verdicts[n] = MatchedObject("ignored", best, each)
+    misses = [MatchedObject("miss", each, None) for each in labels if any(each is a for a in free)]
+    return misses + [verdicts.get(n, MatchedObject("false-alarm", None, each)) for n, each in enumerate(order)]
 
 
 corners = st.tuples(st.integers(0, 20), st.integers(0, 20), st.integers(21, 40), st.integers(21, 40))
@@ -81,15 +81,21 @@ def test_each_prediction_takes_what_the_rules_give_it(
 def test_the_surest_prediction_chooses_first_and_the_rest_are_false_alarms() -> None:
     cat = box("cat")
     sure, less = predicted("cat", 11, 20, 30, 60, score=0.9), predicted("cat", score=0.8)
-    assert match_objects([cat], [less, sure]) == [Verdict("hit", cat, sure), Verdict("false-alarm", None, less)]
+    assert match_objects([cat], [less, sure]) == [
+        MatchedObject("hit", cat, sure),
+        MatchedObject("false-alarm", None, less),
+    ]
 
 
 def test_another_class_takes_only_what_its_own_class_leaves() -> None:
     cat = box("cat")
     dog, right = predicted("dog", score=0.99), predicted("cat", score=0.2)
-    assert match_objects([cat], [dog, right]) == [Verdict("false-alarm", None, dog), Verdict("hit", cat, right)]
-    assert match_objects([cat], [dog, right], least_score=0.5) == [Verdict("other-class", cat, dog)]
-    assert match_objects([cat], [dog, right], least_score=1) == [Verdict("miss", cat, None)]
+    assert match_objects([cat], [dog, right]) == [
+        MatchedObject("false-alarm", None, dog),
+        MatchedObject("hit", cat, right),
+    ]
+    assert match_objects([cat], [dog, right], least_score=0.5) == [MatchedObject("other-class", cat, dog)]
+    assert match_objects([cat], [dog, right], least_score=1) == [MatchedObject("miss", cat, None)]
 
 
 def test_predictions_in_a_crowd_count_as_nothing() -> None:

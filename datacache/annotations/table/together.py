@@ -24,7 +24,7 @@ _NEAR = 32
 """Rows no further apart are decoded at once."""
 
 
-class Held:
+class UnpackedRange:
     """A range whose columns are unpacked as they are asked for. Places count from its first row."""
 
     def __init__(self, loaded: LoadedRange) -> None:
@@ -69,11 +69,11 @@ class Held:
         return found
 
 
-class Stretch(NamedTuple):
+class RangePair(NamedTuple):
     """Some images of both tables: no other has a path between theirs. A side that has none of them is None."""
 
-    before: Held | None
-    after: Held | None
+    before: UnpackedRange | None
+    after: UnpackedRange | None
     both: tuple[NDArray[np.int64], NDArray[np.int64]]
     """Places in `before` and in `after` of the images that have one path."""
     gone: list[int]
@@ -86,10 +86,10 @@ class Stretch(NamedTuple):
         return 2 * len(self.both[0]) + len(self.gone) + len(self.added)
 
 
-class _Side:
+class _TableSide:
     def __init__(self, table: Table, numbers: Sequence[int]) -> None:
         self._coming = table.loaded(numbers)
-        self.held: Held | None = None
+        self.held: UnpackedRange | None = None
         self._at = 0
 
     def load(self) -> bool:
@@ -99,7 +99,7 @@ class _Side:
             if loaded is None:
                 self.held = None
                 return False
-            self.held, self._at = Held(loaded), 0
+            self.held, self._at = UnpackedRange(loaded), 0
         return True
 
     @property
@@ -115,9 +115,9 @@ class _Side:
 
 def together(
     before: Table, after: Table, numbers_before: Sequence[int], numbers_after: Sequence[int]
-) -> Iterator[Stretch]:
+) -> Iterator[RangePair]:
     """Yield the rows of some ranges of each table. What is left out must be left out of both."""
-    old, new = _Side(before, numbers_before), _Side(after, numbers_after)
+    old, new = _TableSide(before, numbers_before), _TableSide(after, numbers_after)
     while True:
         has_old, has_new = old.load(), new.load()
         if not (has_old or has_new):
@@ -128,10 +128,10 @@ def together(
         b = new.held.paths[theirs] if new.held else []
         if a == b:
             places = np.arange(len(a))
-            yield Stretch(old.held, new.held, (places + mine.start, places + theirs.start), [], [])
+            yield RangePair(old.held, new.held, (places + mine.start, places + theirs.start), [], [])
             continue
         where = {path: n for n, path in enumerate(b, theirs.start)}
         pairs = [(n, where.pop(path, -1)) for n, path in enumerate(a, mine.start)]
         gone = [n for n, other in pairs if other < 0]
         both = np.array([pair for pair in pairs if pair[1] >= 0], np.int64).reshape(-1, 2)
-        yield Stretch(old.held, new.held, (both[:, 0], both[:, 1]), gone, sorted(where.values()))
+        yield RangePair(old.held, new.held, (both[:, 0], both[:, 1]), gone, sorted(where.values()))

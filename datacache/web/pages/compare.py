@@ -48,7 +48,7 @@ class _Both(NamedTuple):
     after: Shown
     found: api.Compared
     limits: Limits | None
-    asked: api.Asked
+    asked: api.WantedImages
     pairs: list[tuple[str, str]]
     """What the address of a page beside this one has."""
     colours: dict[str, tuple[int, int, int]]
@@ -180,7 +180,7 @@ class Compare:
         pairs = [("with", old.ref)]
         if limits is not None:
             pairs += [("overlap", f"{limits.overlap:g}"), ("score", f"{limits.score:g}")]
-        wanted = api.Asked(*(asked.get(name, "") for name in ("kind", "label", "was", "now")))
+        wanted = api.WantedImages(*(asked.get(name, "") for name in ("kind", "label", "was", "now")))
         chosen = [(name, value) for name, value in zip(wanted._fields, wanted, strict=True) if value]
         here = address(request.url.path.split("/")[1], record.ref, [*pairs, *chosen], path=asked.get("path", ""))
         found = self._comparisons.get(site, *shown, limits, here)

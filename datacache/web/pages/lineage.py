@@ -59,7 +59,7 @@ class Version(NamedTuple):
     """Whether the version before it is still there."""
 
 
-class Row(NamedTuple):
+class GraphRow(NamedTuple):
     """A row of the graph."""
 
     x: int
@@ -173,7 +173,7 @@ def _graph(name: str, versions: Sequence[Version], ids: set[str]) -> dict[str, A
         nodes += [Node(f"{record.id} in {n}", _SMALL_ROW) for n in range(len(below))]
         shown += [(None, *each) for each in below]
     graph = lay_out(nodes)
-    rows = [Row(x, y, *each) for (x, y), each in zip(graph.places, shown, strict=True)]
+    rows = [GraphRow(x, y, *each) for (x, y), each in zip(graph.places, shown, strict=True)]
     return {"graph": graph, "rows": rows}
 
 
