@@ -196,6 +196,7 @@ def subset(
     *,
     name: str,
     parameters: Mapping[str, Any] | None = None,
+    processes: int | None = None,
     settings: Settings | None = None,
     progress: Callable[[str, int, int], None] = lambda _what, _done, _total: None,
     **options: Unpack[SubsetOptions],
@@ -208,7 +209,7 @@ def subset(
     def chosen(_snapshot: Snapshot, _table: Table) -> Choice:
         return "query", parameters or {}, images
 
-    return _subset(ref, chosen, name, settings, options, progress=progress)
+    return _subset(ref, chosen, name, settings, options, processes=processes, progress=progress)
 
 
 @shows(of_images)
@@ -299,6 +300,7 @@ def _subset(
             parameters=parameters,
             open_objects=lambda: ObjectWriter(catalog, settings),
             command=command,
+            processes=how.get("processes"),
         )
 
 

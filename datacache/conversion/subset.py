@@ -39,6 +39,7 @@ def subset(
     parameters: Mapping[str, Any],
     open_objects: Callable[[], ObjectWriter],
     command: str = "query",
+    processes: int | None = None,
 ) -> SnapshotRecord:
     """Commit the snapshot that has these images of `snapshot`, and what belongs to them. `command` and `parameters` say
     how they were chosen. Deterministic. `UsageError` where there are none, and for a path that is no usable image."""
@@ -48,7 +49,7 @@ def subset(
     if not wanted:
         raise UsageError("no image fits, and a snapshot without images is of no use", hint="Ask for less.")
     annotations = Annotations(snapshot, catalog, reading)
-    table = annotations.table()
+    table = annotations.table(processes=processes)
     said = {row.path: row.annotation.source for row in table.rows() if row.annotation and row.path in wanted}
     missing = sorted(wanted.difference(said))
     if missing:
@@ -68,7 +69,7 @@ def subset(
             only=wanted,
             lineage=lineage,
         )
-        return run(catalog, [snapshot], plan, open_objects=open_objects).record
+        return run(catalog, [snapshot], plan, open_objects=open_objects, processes=processes).record
     sources: list[Source] = list(snapshot.manifest.root.sources)
     files = NewFiles(sources, catalog.put_blobs, open_objects)
     builder = ManifestBuilder(sources, catalog.put_blobs)

@@ -42,7 +42,7 @@ def select(site: Site, request: Request, body: bytes) -> Response:
     if not site.may_see(name):
         raise UsageError(f"this page may not make {name}: nobody it is for may see that")
     tags = [api.check_tag(tag) for tag in form.get("tags", "").replace(",", " ").split()]
-    images, how = _meant(site, record, pairs)
+    images, chosen_by = _meant(site, record, pairs)
     message = form.get("message", "")
     user = request.scope["visitor"].user
 
@@ -50,9 +50,9 @@ def select(site: Site, request: Request, body: bytes) -> Response:
         progress("Images", 0, 0)
         chosen = list(images)
         progress("Images", len(chosen), len(chosen))
-        made = api.subset(
-            record.ref, chosen, name=name, tags=tags, message=message, parameters=how, settings=site.settings
-        )
+        # One process: this one has threads, whose locks a forked process would inherit.
+        how: dict[str, Any] = {"parameters": chosen_by, "processes": 1, "progress": progress}
+        made = api.subset(record.ref, chosen, name=name, tags=tags, message=message, settings=site.settings, **how)
         return address("s", made.ref)
 
     asked = "select", record.id, user, tuple(pairs)
