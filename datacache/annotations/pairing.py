@@ -212,6 +212,11 @@ class Pairing:
     def images_of(self, annotation: bytes) -> tuple[bytes, ...]:
         """Return the images whose annotation file this is, in byte order. They are several where images differ only in
         their extension or where two folders of images fit one of annotations: see `choose_image`."""
+        return tuple(path for path in self.fitting(annotation) if self.annotation_of(path) == annotation)
+
+    def fitting(self, annotation: bytes) -> list[bytes]:
+        """Return the images whose annotation file this would be if it were there, and they had no other one. In byte
+        order."""
         folder, stem, _ = _split(annotation)
         places = self._of_annotations.get(folder)
         if places is None:
@@ -225,7 +230,7 @@ class Pairing:
             if named:
                 tails = self._beside(place + inner)
                 found.update(path for tail, path in tails if tail == dot + extension.lower())
-        return tuple(sorted(path for path in found if is_data(path) and self.annotation_of(path) == annotation))
+        return sorted(filter(is_data, found))
 
     def may_lie_apart(self, annotation: bytes, image: bytes) -> bool:
         """Tell whether an annotation may be of an image that only has the same name: not where there are images in a

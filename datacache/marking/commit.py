@@ -101,7 +101,7 @@ def commit_marks(
             if not going.drafts:
                 return Committed(base, 0, tuple(sorted(left)))
             target = _target(table, going, to)
-            patch = None if skip_predictions else _patch(annotations.source, table, target, going)
+            patch = None if skip_predictions else _patch(annotations.source, snapshot.manifest, table, target, going)
             try:
                 if patch is not None:
                     files, problems = patch
@@ -228,7 +228,7 @@ def _target(table: Table, going: _Going, to: str | None) -> str:
 
 
 def _patch(
-    source: AnnotationSource, table: Table, to: str, going: _Going
+    source: AnnotationSource, manifest: Manifest, table: Table, to: str, going: _Going
 ) -> tuple[dict[str, bytes], list[Problem]] | None:
     """Return what `patched_files` does of the marks; None where labels of whole images change, too."""
     marked = []
@@ -238,7 +238,7 @@ def _patch(
         if row is None or row.annotation is None or after is None or after.labels != row.annotation.labels:
             return None
         marked.append(after)
-    patch = patched_files(source, table, to, marked)
+    patch = patched_files(source, manifest, table, to, marked)
     if patch is not None:
         going.placed.update(going.drafts)
     return patch

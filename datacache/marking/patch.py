@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 from datacache.annotations.model import FORMATS, Annotation, Problem
+from datacache.annotations.pairing import Pairing
 from datacache.annotations.table.table import Table
 from datacache.catalog.base import Catalog
 from datacache.catalog.commit import check_target, commit_manifest
@@ -20,6 +21,7 @@ from datacache.conversion.source import AnnotationSource
 from datacache.conversion.targets import TARGETS, About
 from datacache.manifest.builder import ManifestBuilder, sorted_entries
 from datacache.manifest.model import Entry, Lineage, Naming, SnapshotRecord, Source
+from datacache.manifest.reader import Manifest
 from datacache.reader.snapshot import Snapshot
 
 _FORMATS: Final = {"labelme": "labelme", "voc": "voc", "yolo": "yolo", "yolo-segment": "yolo"}
@@ -27,10 +29,11 @@ _FORMATS: Final = {"labelme": "labelme", "voc": "voc", "yolo": "yolo", "yolo-seg
 
 
 def patched_files(
-    source: AnnotationSource, table: Table, to: str, marked: Sequence[Annotation]
+    source: AnnotationSource, manifest: Manifest, table: Table, to: str, marked: Sequence[Annotation]
 ) -> tuple[dict[str, bytes], list[Problem]] | None:
     """Return the files of labels that images get which were marked, and what their format cannot hold; None where
-    other files have to change, too: lists of classes, masks, files of many images."""
+    other files have to change, too: lists of classes, masks, files of many images; and where a new file would
+    not be of its image alone."""
     layout, classes = source.layout, table.meta.get("classes") or ()
     if _FORMATS.get(to) != source.format or layout.lists or layout.masks:
         return None
@@ -46,22 +49,27 @@ def patched_files(
     problems: list[Problem] = []
     suffix = FORMATS[source.format].suffix.decode()
     beside = _lie_beside(table, suffix)
+    pairing = Pairing(manifest, suffix.encode())
     for annotation in marked:
-        own = (
-            annotation.source
-            if annotation.source.endswith(suffix)
-            else stem(annotation.path) + suffix
-            if beside
-            else ""
-        )
+        has_file = annotation.source.lower().endswith(suffix)
+        own = annotation.source if has_file else stem(annotation.path) + suffix if beside else ""
         fitted = fit(annotation, target.holds, problems)
         target.expect([fitted])
         written, more = target.add(fitted, "", annotated=True)
         if len(written) != 1 or not (own or annotation.path.startswith(f"{target.folder}/")):
             return None
         problems += more
-        files[own or written[0][0]] = written[0][1]
+        file = own or written[0][0]
+        if file in files or not (has_file or _is_free(pairing, manifest, file, annotation.path)):
+            return None
+        files[file] = written[0][1]
     return files, problems
+
+
+def _is_free(pairing: Pairing, manifest: Manifest, file: str, image: str) -> bool:
+    """Tell whether a new file of labels would be this image's, and nothing is there that is another one's."""
+    path, own = file.encode("utf-8", "surrogateescape"), image.encode("utf-8", "surrogateescape")
+    return manifest.find(path) is None and pairing.fitting(path) == [own] and pairing.annotation_of(own) is None
 
 
 def _lie_beside(table: Table, suffix: str) -> bool:

@@ -221,6 +221,36 @@ def test_files_that_nobody_marked_stay_byte_for_byte(
     assert [box[:5] for box in after[first].boxes] == [("cat", 5, 5, 15.5, 20)]  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize(
+    ("labels", "image"),
+    [("1.txt", "1.png"), ("1.txt", "1.jpg"), ("2.txt", "1.png"), ("2.txt", "1.jpg"), ("1.TXT", "1.jpg")],
+)
+def test_marks_are_of_their_image_where_others_have_its_name(
+    settings: Settings, catalog: Catalog, tmp_path: Path, name: str, labels: str, image: str
+) -> None:
+    folder = tmp_path / "files"
+    draw(folder, "images/1.jpg", "images/1.png", "images/2.png")
+    (folder / "labels").mkdir()
+    (folder / "labels" / labels).write_text("0 0.5 0.5 0.1 0.1\n")
+    (folder / "data.yaml").write_text("train: images\nnames: [dog, cat]\n")
+    base = create(settings, name, folder)
+    there = rows(settings, base.ref)[f"images/{image}"]
+    assert there is not None
+
+    def objects(ref: str) -> dict[str, list[str]]:
+        """The labels on each image, by its bytes: a commit that writes all anew gives it another name."""
+        with api.open_snapshot(ref, settings) as snapshot:
+            etags = {path: snapshot.stat(path).etag for path in snapshot.paths()}
+        return {etags[path]: [box.label for box in each.boxes] for path, each in rows(settings, ref).items() if each}
+
+    before = objects(base.ref)
+    with api.open_snapshot(base.ref, settings) as snapshot:
+        etag = snapshot.stat(f"images/{image}").etag
+    mark(catalog, settings, base, f"images/{image}", *kept(there), NEW._replace(label="cat"))
+    assert commit(settings, name).images == 1
+    assert objects(name) == before | {etag: [*before[etag], "cat"]}
+
+
 def test_images_without_annotations_get_files_of_yolo_for_those_that_were_marked(
     settings: Settings, catalog: Catalog, tmp_path: Path, name: str
 ) -> None:
