@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 _COUNTED: Final = ("difficult", "truncated", "occluded", *SHAPED)
 _RANGES_AHEAD = 32
 _FAR: Final = 255
+_MOST_ASKED = 24
+_ROWS_AT_ONCE = 1 << 17
 _FILTERS_KEPT = 8
 """Each takes four bytes an image that it means; a column of an attribute eight for each image."""
 _B = TypeVar("_B", bound="Browser")
@@ -279,9 +281,22 @@ class Browser:
         if wanted.min_side > 0:
             program.add(f"{program.column('field', 'min_side')} >= {program.constant(wanted.min_side)}")
         condition = Vectorized(program)
-        columns = [self._column(column) for column in condition.columns]
-        columns += [self._row_wise(part) for part in condition.row_wise]
-        return condition.mask(columns, self.table.images).copy()
+        details = [column for column in condition.columns if column.function in OF_DETAILS]
+        asked = len(details) + len(condition.row_wise)
+        if asked > _MOST_ASKED:
+            raise UsageError(
+                f"the condition asks {asked} things of paths, attributes and sizes of boxes, which takes too long",
+                hint=f"Ask {_MOST_ASKED} at most, or use: dsctl query",
+            )
+        whole = {column: self._column(column) for column in details}
+        row_wise = [self._row_wise(each) for each in condition.row_wise]
+        mask = np.zeros(self.table.images, bool)
+        # Part by part, as a condition may have hundreds of columns, and nested sums as many results in between.
+        for start in range(0, len(mask), _ROWS_AT_ONCE):
+            part = slice(start, min(start + _ROWS_AT_ONCE, len(mask)))
+            columns = [whole[each][part] if each in whole else self._column(each, part) for each in condition.columns]
+            mask[part] = condition.mask([*columns, *(each[part] for each in row_wise)], part.stop - start)
+        return mask
 
     def having(self, rows: NDArray[np.uint32] | Sequence[int]) -> NDArray[np.bool_]:
         """Return the mask of some rows."""
@@ -295,21 +310,23 @@ class Browser:
         """Return one of the numbers of `query.FIELDS`, or `state`, of all images. Not to be written to."""
         return self._column(Column("field", field))
 
-    def _column(self, column: Column) -> NDArray[Any]:
-        """Return a column of numbers, or of truths for `has`."""
+    def _column(self, column: Column, part: slice | None = None) -> NDArray[Any]:
+        """Return a column of numbers, or of truths for `has`; of some rows, but for `OF_DETAILS`."""
         function, name, _ = column
+        part = part or slice(0, self.table.images)
         if function == "boxes" and has_bins(column):
             return count_in_bins(self.box_bins(), self.summaries()["objects"], column)
         if function in OF_DETAILS:
             return self._attribute(column)
         if function in ("has", "count"):
             rows, boxes = self.label_rows().of_label(name)
-            values = np.zeros(self.table.images, bool if function == "has" else float)
-            values[rows] = True if function == "has" else boxes
+            here = slice(*np.searchsorted(rows, (part.start, part.stop)))
+            values = np.zeros(part.stop - part.start, bool if function == "has" else float)
+            values[rows[here] - np.uint32(part.start)] = True if function == "has" else boxes[here]
             return values
         if name in BOX_FIELDS:
-            return self.sides()[name].astype(float)  # a number of the condition would become a single, too
-        fields = self.summaries()
+            return self.sides()[name][part].astype(float)  # a number of the condition would become a single, too
+        fields = {field: values[part] for field, values in self.summaries().items()}
         if name == "annotated":
             values = fields["state"] == ANNOTATED
         elif name == "area":

@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from datacache.annotations import browsing
 from datacache.annotations.browsing import Browser, Filter
 from datacache.annotations.layout import Layout
 from datacache.annotations.model import Problem
@@ -56,6 +57,12 @@ def browser(table: Table) -> Browser:
     return Browser(
         table, lambda: ListedSplits(Layout(format="none", annotation_files=0, images=900, split_folders=frozenset()))
     )
+
+
+@pytest.fixture(autouse=True)
+def parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have conditions evaluated in parts of the table."""
+    monkeypatch.setattr(browsing, "_ROWS_AT_ONCE", 256)
 
 
 def shown(browser: Browser, wanted: Filter) -> list[str]:
@@ -115,6 +122,28 @@ def test_labels_and_numbers_mean_what_they_mean_for_a_query(browser: Browser, ta
     for label, images, boxes in matches.labels:
         assert images == sum(label in each.labels for each in found)
         assert boxes == sum(each.labels.get(label, 0) for each in found)
+
+
+def test_a_condition_of_many_columns_takes_the_memory_of_some(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(browsing, "_ROWS_AT_ONCE", 50)
+    browser, longest = Browser(table), [0]
+    column = browser._column
+    monkeypatch.setattr(
+        browser,
+        "_column",
+        lambda *asked: longest.append(len(found := column(*asked))) or found,  # type: ignore[func-returns-value]
+    )
+    browser.select(
+        Filter(query=Query(where=" + ".join([*map("count({!r})".format, LABELS), "width", "aspect"]) + "> 1"))
+    )
+    assert max(longest) == 50
+
+
+def test_a_condition_that_reads_all_paths_and_details_over_and_over_is_refused(browser: Browser) -> None:
+    for asked in ("like(path, '*{}')", "attribute('{}') > 0", "boxes('side', {}.5) > 0"):
+        where = " or ".join(asked.format(n) for n in range(25))
+        with pytest.raises(UsageError, match="asks 25 things"):
+            browser.select(Filter(query=Query(where=where)))
 
 
 def test_without_a_filter_every_image_is_shown_and_counted(browser: Browser, table: Table) -> None:
