@@ -5,7 +5,7 @@ Paths of a store may be no valid text; they are escaped byte by byte, and come b
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 from urllib.parse import parse_qsl, quote, urlencode
 
@@ -13,6 +13,7 @@ from datacache import api
 from datacache.core.errors import UsageError
 
 _MOST_FIELDS = 100
+_TOO_LONG = 400
 
 
 def address(page: str, name: str = "", asked: Iterable[tuple[str, str]] = (), **more: Any) -> str:
@@ -64,6 +65,32 @@ def written(found: api.Filter) -> list[tuple[str, str]]:
     pairs += [(name, str(number)) for name, number in numbers.items() if number is not None]
     texts = {"where": query.where, "split": found.split, "folder": found.folder, "problem": found.problem}
     return pairs + [(name, text) for name, text in texts.items() if text]
+
+
+def narrowing(ref: str, wanted: api.Filter) -> Callable[..., str]:
+    """Return a function that gives the address of the images of a filter that fit a condition, too; '' where the
+    filter's own is too long to be repeated."""
+    pairs = [(name, value) for name, value in written(wanted) if name != "where"]
+    before = wanted.query.where.strip()
+
+    def narrowed(condition: str, split: str = "") -> str:
+        if len(before) > _TOO_LONG:
+            return ""
+        where = f"({before}) and {condition}" if before and condition else before or condition
+        kept = [(name, value) for name, value in pairs if name != "split"] if split else pairs
+        return address("s", ref, kept, split=split, where=where)
+
+    return narrowed
+
+
+def with_class(ref: str, wanted: api.Filter, label: str) -> str:
+    """Return the address of the images of a filter that have a class, too."""
+    query, pairs = wanted.query, written(wanted)
+    if label in query.labels and not query.any_label:
+        return address("s", ref, pairs)
+    if query.labels or query.min_objects is not None or query.max_objects is not None:  # another label changes these
+        return narrowing(ref, wanted)(f"has({label!r})") or address("s", ref, label=label)
+    return address("s", ref, pairs, label=label)
 
 
 def _number(values: Mapping[str, str], name: str) -> int | None:

@@ -146,7 +146,7 @@ def test_numbers_beside_classes_are_of_the_images_shown_and_lead_to_them(tab: Ta
     tab.open("/s/pets?folder=a")
     assert tab.text(".classes") == "cat 30, 30 boxes dog 10, 10 boxes"
     tab.follow(".classes li:nth-child(2) a")
-    assert status(tab).startswith("20 of 60 images")
+    assert status(tab).startswith("10 of 60 images")
 
 
 def test_a_condition_that_means_nothing_is_told_beside_the_filter(tab: Tab) -> None:

@@ -6,6 +6,7 @@ import io
 import re
 import struct
 import zlib
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import parse_qs, quote, urlsplit
@@ -91,6 +92,25 @@ def test_filters_are_those_of_the_address_and_count_beside_each_class(site: Site
     image = Read(site.get(next(a["href"] for a in page.all("a") if "003.jpg" in a.get("href", ""))))
     assert "2 of 10" in image.text
     assert "a/006.jpg" in parse_qs(urlsplit(image.all("a", rel="next")[0]["href"]).query)["path"]
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "folder=a",
+        "label=cat",
+        "label=dog",
+        "label=cat&label=dog&any=1",
+        "min_objects=2&where=width+%3E+1",
+        "min_side=2",
+    ],
+)
+def test_numbers_beside_classes_lead_to_as_many_images(site: Site, pets: str, query: str) -> None:
+    page = site.get(f"/s/{pets}?{query}").text
+    links = re.findall(r'<li><a href="([^"]*)"><svg[^\n]*?</a> <span>(\d+)', page)
+    assert len(links) == 2
+    for link, images in links:
+        assert f"{images} of 60 images" in site.get(unescape(link)).text
 
 
 @pytest.mark.parametrize("query", ["where=size+%3E", "label=cow", "min_side=x", "split=moon", "problem=none"])

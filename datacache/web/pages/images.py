@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
 from starlette.requests import Request
@@ -10,7 +11,7 @@ from starlette.routing import Route
 
 from datacache import api
 from datacache.core.errors import UsageError
-from datacache.web.addresses import asked_of, filter_of, written
+from datacache.web.addresses import asked_of, filter_of, with_class, written
 from datacache.web.filter_bar import filter_values
 from datacache.web.images import whole as whole_image
 from datacache.web.rendering import render
@@ -50,6 +51,7 @@ def grid(site: Site, request: Request) -> Response:
     pairs = written(wanted)
     tiles = [Tile(shown, row, pairs) for row in page.rows]
     values |= {"matches": matches, "page": page, "tiles": tiles, "pairs": pairs}
+    values["with_class"] = partial(with_class, record.ref, wanted)
     return render(request, "grid.html", **values)
 
 

@@ -12,7 +12,7 @@ from starlette.routing import Route
 from datacache import api
 from datacache.core.errors import UsageError
 from datacache.web import charts
-from datacache.web.addresses import address, asked_of, filter_of, written
+from datacache.web.addresses import address, asked_of, filter_of, narrowing, written
 from datacache.web.filter_bar import filter_values
 from datacache.web.opened import Shown
 from datacache.web.rendering import render
@@ -21,7 +21,7 @@ from datacache.web.site import Site
 _MOST_VERSIONS: Final = 60
 _MOST_CLASSES: Final = 60
 _MOST_SPLIT: Final = 24
-_LONG, _TOO_LONG = 60, 400
+_LONG = 60
 """Characters of a condition, which each link repeats: a page stays below 100 KB."""
 _TITLES: Final = {
     "objects": "Objects in an image",
@@ -59,7 +59,7 @@ def plots(site: Site, request: Request) -> Response:
         matches = shown.browser.select(wanted)
     except UsageError as exc:
         return render(request, "plots.html", status=422, **values | {"problem": exc.message, "hint": exc.hint})
-    narrowed = _narrowing(record.ref, wanted)
+    narrowed = narrowing(record.ref, wanted)
     few = 3 if len(wanted.query.where) > _LONG else 1
     labels = sorted(matches.labels, key=lambda each: (-each.boxes, -each.images, each.label))
     held = [each for each in labels if each.images]
@@ -87,7 +87,7 @@ def plots_of_objects(site: Site, request: Request) -> Response:
     shown = site.opened.get(record)
     wanted = filter_of(asked_of(request.scope["query_string"]))
     matches = shown.browser.select(wanted)
-    narrowed = _narrowing(record.ref, wanted)
+    narrowed = narrowing(record.ref, wanted)
     found = api.object_plots(shown.browser, matches)
     drawn = []
     for measure, bars in found.bars.items():
@@ -141,22 +141,6 @@ def _over_versions(site: Site, request: Request) -> Response:
     values = {"name": name, "versions": versions, "charts": drawn, "older": older, "total": len(records)}
     unread = sum(counts is None for _, counts in versions)
     return render(request, "over_versions.html", **values, start=start, unread=unread)
-
-
-def _narrowing(ref: str, wanted: api.Filter) -> Callable[..., str]:
-    """Return a function that gives the address of the images of a filter that fit a condition, too; '' where the
-    filter's own is too long to be repeated."""
-    pairs = [(name, value) for name, value in written(wanted) if name != "where"]
-    before = wanted.query.where.strip()
-
-    def narrowed(condition: str, split: str = "") -> str:
-        if len(before) > _TOO_LONG:
-            return ""
-        where = f"({before}) and {condition}" if before and condition else before or condition
-        kept = [(name, value) for name, value in pairs if name != "split"] if split else pairs
-        return address("s", ref, kept, split=split, where=where)
-
-    return narrowed
 
 
 def _by_split(
