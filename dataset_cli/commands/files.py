@@ -142,7 +142,10 @@ def _expanded(snapshot: api.Snapshot, path: str) -> Iterator[api.Stat]:
     except PathNotFoundError:
         if not _PATTERN.search(path):
             raise
-        fitting = _fitting(snapshot, "", path.split("/"))
+        parts = re.sub(r"(\*\*/)+", "**/", path).split("/")
+        fitting = _fitting(snapshot, "", parts)
+        if parts.count("**") > 1:  # a path may fit in several ways
+            fitting = iter({stat.path: stat for stat in fitting}.values())
         first = next(fitting, None)
         if first is None:
             raise

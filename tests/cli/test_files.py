@@ -109,6 +109,10 @@ def test_patterns_mean_what_fits_and_a_name_goes_before(dsctl: Dsctl, tmp_path: 
         name for name in ("a/1.txt", "a/2.txt", "a/[1].txt", "b/deep/3.txt", "top.txt")
     )
     assert dsctl("ls", "set@latest/**/deep/*").out.splitlines() == ["b/deep/3.txt"]
+    assert dsctl("ls", "set@latest/**/**/deep/**/3*").out.splitlines() == ["b/deep/3.txt"]
+    assert dsctl("ls", "set@latest/**/?/**/*/**/3*").out.splitlines() == ["b/deep/3.txt"]
+    assert sorted(dsctl("ls", "set@latest/**/**/top*").out.splitlines()) == ["top.jpg", "top.txt"]
+    assert dsctl("ls", "set@latest/**/*/**/[!12]*.txt").out.splitlines().count("b/deep/3.txt") == 1
     assert dsctl("ls", "set@latest/?").out.splitlines() == ["a/", "b/"]
     assert dsctl("ls", "-R", "set@latest/?/d*").out.splitlines() == ["b/deep/3.txt"]
     assert dsctl("cat", "set@latest/a/[12].txt").out == "a/1.txta/2.txt"
