@@ -14,15 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from datacache.core.errors import (
-    BrokenImageError,
-    DatacacheError,
-    DraftConflictError,
-    PathNotFoundError,
-    SnapshotNotFoundError,
-    TasksError,
-    UsageError,
-)
+from datacache.core.errors import DatacacheError
 from datacache.settings import Settings
 from datacache.web.access import LOOPBACK, Guard, OneTimeLinks
 from datacache.web.opened import Opening
@@ -40,7 +32,7 @@ from datacache.web.pages import (
     selecting,
     visitors,
 )
-from datacache.web.rendering import hint_of, render
+from datacache.web.rendering import hint_of, render, status_of
 from datacache.web.site import Site
 
 _log = logging.getLogger(__name__)
@@ -69,16 +61,6 @@ _SCRIPTS: Final = (
     "zoom.js",
 )
 _STATIC: Final = {"style.css": "text/css", "icon.svg": "image/svg+xml", **dict.fromkeys(_SCRIPTS, "text/javascript")}
-_STATUS: Final[tuple[tuple[type[DatacacheError], int], ...]] = (
-    (SnapshotNotFoundError, 404),
-    (PathNotFoundError, 404),
-    (UsageError, 422),
-    (DraftConflictError, 409),
-    (TasksError, 409),
-    (BrokenImageError, 415),
-    (DatacacheError, 502),
-)
-"""The first that fits counts."""
 
 
 def make_app(
@@ -122,7 +104,7 @@ def _file(name: str) -> Response:
 
 
 def _failed(request: Request, exc: DatacacheError) -> Response:
-    status = next(status for kind, status in _STATUS if isinstance(exc, kind))
+    status = status_of(exc)
     _log.log(logging.WARNING if status >= 500 else logging.INFO, "%s: %s", request.url.path, exc.message)
     return render(request, "error.html", status=status, title=exc.message, hint=hint_of(request, exc))
 

@@ -14,10 +14,10 @@ from markupsafe import Markup
 
 from datacache import api
 from datacache.core.concurrency import LastLoaded
-from datacache.web.images import SMALL
 from datacache.web.jobs import Job, Progress
 from datacache.web.opened import Opening, Shown
 from datacache.web.site import Site
+from datacache.web.tiles import SVG_FILE, fitting
 
 _KEPT_BYTES: Final = 128 * 2**20
 _FEW_IMAGES: Final = 4_000
@@ -42,9 +42,6 @@ _LINES: Final = {
     "other-class": 'stroke-dasharray="10 3 2 3" stroke-width="3"',
     "ignored": 'stroke-dasharray="1 4" stroke-width="2"',
 }
-_SVG: Final = (
-    '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {} {}" preserveAspectRatio="none" fill="none">{}</svg>'
-)
 
 
 class Comparing(Exception):  # noqa: N818 - an answer, not an error
@@ -158,7 +155,7 @@ class Pair:
                 for kind in ("ignored", "hit", "miss", "other-class", "false-alarm")
             ]
             self.differences.sort(key=lambda each: each.kind == "hit")
-        self.width, self.height = self._size()
+        self.width, self.height = fitting(self._sides[1] or self._sides[0], whole=whole)
         self._drawn = [(side, self._layer(name, side, of_layer)) for name, side, of_layer in self._layers]
 
     @property
@@ -176,7 +173,9 @@ class Pair:
         scale = max(1, max(self.width, self.height) / 600)
         drawn = "".join(each for of_side, each in self._drawn if side in ("", str(of_side)))
         drawn = re.sub(r'stroke-width="([\d.]+)"', lambda it: f'stroke-width="{float(it[1]) * scale:.1f}"', drawn)
-        return _SVG.format(self.width, self.height, drawn.replace('class="a"', 'fill-opacity=".2" stroke="none"'))
+        return SVG_FILE.format(
+            self.width, self.height, "", drawn.replace('class="a"', 'fill-opacity=".2" stroke="none"')
+        )
 
     @property
     def kinds(self) -> list[tuple[str, int]]:
@@ -191,15 +190,6 @@ class Pair:
             box = each.after or each.before
             if each.kind == kind and box is not None:
                 yield box
-
-    def _size(self) -> tuple[int, int]:
-        annotation = self._sides[1] or self._sides[0]
-        if annotation is None or not annotation.width:
-            return SMALL
-        if self._whole:
-            return annotation.width, annotation.height
-        scale = min(SMALL[0] / annotation.width, SMALL[1] / annotation.height, 4)
-        return max(1, round(annotation.width * scale)), max(1, round(annotation.height * scale))
 
     def _layer(self, name: str, side: int, boxes: list[api.Box]) -> str:
         annotation = self._sides[side]

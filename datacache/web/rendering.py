@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from functools import cache
-from typing import Any
+from typing import Any, Final
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
@@ -18,11 +18,32 @@ from starlette.responses import HTMLResponse
 
 from datacache import api
 from datacache.core.counters import format_seconds
-from datacache.core.errors import DatacacheError, SnapshotNotFoundError
+from datacache.core.errors import (
+    BrokenImageError,
+    DatacacheError,
+    DraftConflictError,
+    PathNotFoundError,
+    SnapshotNotFoundError,
+    TasksError,
+    UsageError,
+)
 from datacache.core.html import visible
 from datacache.settings import format_bytes
 from datacache.web.access import INVITE, LEAVE, MOST_NAME, NAME
 from datacache.web.addresses import address
+
+_STATUS: Final[tuple[tuple[type[DatacacheError], int], ...]] = (
+    (SnapshotNotFoundError, 404),
+    (PathNotFoundError, 404),
+    (UsageError, 422),
+    (DraftConflictError, 409),
+    (TasksError, 409),
+    (BrokenImageError, 415),
+    (DatacacheError, 502),
+)
+"""The first that fits counts."""
+FOREVER: Final = {"cache-control": "private, max-age=31536000, immutable"}
+"""Headers of what never changes, as its address has the id of its version."""
 
 
 def as_text(value: Any) -> Any:
@@ -64,6 +85,11 @@ def render(request: Request, template: str, *, status: int = 200, **values: Any)
     visitor = request.scope["visitor"]
     html = _environment().get_template(template).render(visitor=visitor, has_node=request.app.state.has_node, **values)
     return HTMLResponse(html, status)
+
+
+def status_of(exc: DatacacheError) -> int:
+    """Return the status of HTTP that stands for an error."""
+    return next(status for kind, status in _STATUS if isinstance(exc, kind))
 
 
 def hint_of(request: Request, exc: DatacacheError) -> str:

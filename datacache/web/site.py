@@ -128,6 +128,14 @@ class Site:
         return not namespace or api.access_of(self.catalog, dataset, default=default).allows(namespace)
 
 
+def tags_of(dataset: api.DatasetRecord) -> dict[str, list[str]]:
+    """Return the tags of each version, by its id."""
+    tags: dict[str, list[str]] = {}
+    for tag, id in sorted(dataset.tags.items()):
+        tags.setdefault(id, []).append(tag)
+    return tags
+
+
 def form_of(body: bytes) -> list[tuple[str, str]]:
     """Return the names and values of a form. `UsageError` for too many."""
     try:

@@ -15,8 +15,11 @@ from datacache.web.opened import Shown
 TILE_CHARACTERS: Final = 1_000
 IMAGE_CHARACTERS: Final = 40_000
 """Of SVG in a page; what is longer is loaded for itself, so that a page stays below 100 KB."""
-_SVG: Final = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {} {}" preserveAspectRatio="none" {}>{}</svg>'
-_STYLED: Final = 'fill="none" stroke-width="{}" stroke-linecap="round"'
+SVG_FILE: Final = (
+    '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {} {}" preserveAspectRatio="none" fill="none"{}>{}</svg>'
+)
+"""Width, height, more attributes, elements."""
+_STYLED: Final = ' stroke-width="{}" stroke-linecap="round"'
 
 
 class Tile:
@@ -35,7 +38,7 @@ class Tile:
         self.href = address("image", shown.ref, pairs, path=row.path)
         self.src = address("whole" if whole else "thumb", shown.ref, path=row.path)
         self.overlay = address("objects", shown.ref, path=row.path, whole="1" if whole else "")
-        self.width, self.height = _fitting(row.annotation, whole=whole)
+        self.width, self.height = fitting(row.annotation, whole=whole)
         self._drawn = self._whole = ""
         if row.annotation is not None and row.annotation.boxes:
             skeletons = shown.browser.table.skeletons
@@ -56,10 +59,10 @@ class Tile:
         styled = styled.replace('class="o d"', f'stroke-dasharray="{3 * width}"')
         styled = styled.replace('class="k d"', f'stroke-width="{3 * width}" stroke-opacity=".5"')
         styled = styled.replace('class="k"', f'stroke-width="{3 * width}"').replace(' class="o"', "")
-        return _SVG.format(self.width, self.height, _STYLED.format(width), styled)
+        return SVG_FILE.format(self.width, self.height, _STYLED.format(width), styled)
 
 
-def _fitting(annotation: api.Annotation | None, *, whole: bool) -> tuple[int, int]:
+def fitting(annotation: api.Annotation | None, *, whole: bool) -> tuple[int, int]:
     """Return the size of a picture on the page."""
     if annotation is None or not annotation.width:
         return SMALL

@@ -15,8 +15,8 @@ from datacache.core.errors import PathNotFoundError, UsageError
 from datacache.web.addresses import address, asked_of
 from datacache.web.comparisons import COLOURS, GREY, Comparing, Comparisons, Limits, Pair
 from datacache.web.opened import Shown
-from datacache.web.rendering import render
-from datacache.web.site import Site
+from datacache.web.rendering import FOREVER, render
+from datacache.web.site import Site, tags_of
 from datacache.web.tiles import IMAGE_CHARACTERS, TILE_CHARACTERS
 
 _TILES: Final = 30
@@ -38,7 +38,6 @@ _NAMES: Final = {
     "false-alarm": "false alarms",
     "other-class": "other class",
 }
-_FOREVER: Final = {"cache-control": "private, max-age=31536000, immutable"}
 
 
 class _Both(NamedTuple):
@@ -168,7 +167,7 @@ class Compare:
             raise PathNotFoundError("there is no such image", path=asked.get("path", ""))
         limits = _limits(asked) if "overlap" in asked else None
         pair = Pair((rows[0], rows[1]), shown, _colours(shown), limits, whole="whole" in asked)
-        return Response(pair.alone(asked.get("side", "")), media_type="image/svg+xml", headers=_FOREVER)
+        return Response(pair.alone(asked.get("side", "")), media_type="image/svg+xml", headers=FOREVER)
 
     def _both(self, site: Site, request: Request, record: api.SnapshotRecord, page: str) -> _Both:
         asked = dict(asked_of(request.scope["query_string"]))
@@ -259,10 +258,7 @@ def _limits(asked: dict[str, str]) -> Limits:
 
 def _choices(site: Site, record: api.SnapshotRecord) -> list[tuple[str, str]]:
     """Return references of other versions of the data set, with what is said of them, the newest first."""
-    dataset = site.dataset(record.dataset)
-    tags: dict[str, list[str]] = {}
-    for tag, id in sorted(dataset.tags.items()):
-        tags.setdefault(id, []).append(tag)
+    tags = tags_of(site.dataset(record.dataset))
     records = (each for each in site.catalog.snapshots(record.dataset)[::-1] if each.id != record.id)
     found = []
     for each in islice(records, _CHOICES):

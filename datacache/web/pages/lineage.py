@@ -16,7 +16,7 @@ from datacache import api
 from datacache.web.addresses import address, asked_of
 from datacache.web.lanes import Edge, Node, lay_out
 from datacache.web.rendering import render
-from datacache.web.site import Site
+from datacache.web.site import Site, tags_of
 
 _LISTED: Final = 50
 _DRAWN: Final = 100
@@ -108,9 +108,7 @@ def _page(made: Made, template: str, most: int, site: Site, request: Request) ->
     begin = dict(asked_of(request.scope["query_string"])).get("from", "")
     start = next((n for n, record in enumerate(records) if begin and record.id.startswith(begin)), 0)
     descendants = made.get()
-    tags: dict[str, list[str]] = {}
-    for tag, id in sorted(dataset.tags.items()):
-        tags.setdefault(id, []).append(tag)
+    tags = tags_of(dataset)
     ids = {record.id for record in records}
     versions = [
         Version(

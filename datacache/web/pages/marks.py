@@ -16,29 +16,16 @@ from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from datacache import api
-from datacache.core.errors import (
-    DatacacheError,
-    DraftConflictError,
-    PathNotFoundError,
-    SnapshotNotFoundError,
-    UsageError,
-)
+from datacache.core.errors import DatacacheError, DraftConflictError, PathNotFoundError, UsageError
 from datacache.core.ipc import parse_object
 from datacache.web.addresses import address, asked_of, filter_of, written
 from datacache.web.opened import Opening, Shown
 from datacache.web.pages.queues import keep, path_now
-from datacache.web.rendering import hint_of, render
+from datacache.web.rendering import hint_of, render, status_of
 from datacache.web.site import Site
 
 _CLASSES: Final = 5_000
 _TYPES: Final = ((int,), (str,), (int, float), (int, float), (int, float), (int, float), (bool,))
-_STATUS: Final[tuple[tuple[type[DatacacheError], int], ...]] = (
-    (SnapshotNotFoundError, 404),
-    (PathNotFoundError, 404),
-    (UsageError, 422),
-    (DraftConflictError, 409),
-    (DatacacheError, 502),
-)
 _LINES: Final = re.compile(r'class="o[^"]*" stroke="[^"]*" d="([^"]*)"')
 
 
@@ -102,9 +89,9 @@ def _answering(page: Callable[..., dict[str, Any]]) -> Callable[..., Response]:
         except Opening as exc:
             return JSONResponse({"error": f"the version is being opened: {exc}"}, 202)
         except DatacacheError as exc:
-            status = next(status for kind, status in _STATUS if isinstance(exc, kind))
+            status = status_of(exc)
             told: dict[str, Any] = {"error": exc.message, "hint": hint_of(request, exc)}
-            if status == 409:
+            if isinstance(exc, DraftConflictError):
                 shown, row = site.row(request)
                 told["draft"] = _draft(site, request, shown, row)
             return JSONResponse(told, status)

@@ -1,8 +1,9 @@
 // The editor: objects of an image, drawn, moved, resized, relabelled and deleted with mouse and keyboard. Each change is
 // saved (save.js); what is here is one list of marks, which every change replaces, and what is drawn of it.
 
+import { isTyping } from "/static/page.js";
 import { ask, Saver } from "/static/save.js";
-import { isTyping, Zoom } from "/static/zoom.js";
+import { Zoom } from "/static/zoom.js";
 
 const SVG = "http://www.w3.org/2000/svg";
 const GRIP = 9; // of the screen's pixels

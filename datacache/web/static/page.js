@@ -1,5 +1,8 @@
 // Keys: arrows go to the page or image before and behind, b hides and shows boxes, / goes to the filter.
 
+// Tell whether a key is meant for a field.
+export const isTyping = (event) => event.target.closest?.("input:not([type=checkbox]), select, textarea, dialog");
+
 const goToFilter = () => {
   document.querySelector(".filters")?.setAttribute("open", "");
   document.querySelector(".filter :is(input, select), .search input")?.focus();
@@ -14,8 +17,7 @@ const press = {
 };
 
 document.addEventListener("keydown", (event) => {
-  const typing = event.target.closest("input:not([type=checkbox]), select, textarea");
-  if (typing || event.ctrlKey || event.altKey || event.metaKey || !Object.hasOwn(press, event.key)) return;
+  if (isTyping(event) || event.ctrlKey || event.altKey || event.metaKey || !Object.hasOwn(press, event.key)) return;
   event.preventDefault();
   press[event.key]();
 });

@@ -1,6 +1,8 @@
 // Select images of a grid: boxes on tiles, kept from page to page in this tab. A path stays as it is written in links,
 // which also hold names that are no text.
 
+import { isTyping } from "/static/page.js";
+
 const MOST = 5000;
 const panel = document.querySelector("#selection");
 const form = panel.querySelector("form");
@@ -67,7 +69,7 @@ document.addEventListener("click", (event) => {
 const choosePage = () => choose(boxes(), !boxes().every((box) => box.checked));
 
 document.addEventListener("keydown", (event) => {
-  if (event.target.closest("input:not([type=checkbox]), select, textarea")) return;
+  if (isTyping(event)) return;
   if ((event.ctrlKey || event.metaKey) && event.key === "a" && boxes().length) {
     event.preventDefault();
     choosePage();

@@ -1,12 +1,12 @@
 // Zoom and pan a picture within a frame that scrolls: wheel, buttons, + - 0, drag, pinch, Shift and arrows. The image
 // page has one for what is marked [data-zoom]; the editor makes its own.
 
+import { isTyping } from "/static/page.js";
+
 const MOST = 16; // of the screen's pixels for one of the image
 const WIDEST = 60000;
 const STEP = 1.25;
 const PAN = { ArrowLeft: [-80, 0], ArrowRight: [80, 0], ArrowUp: [0, -80], ArrowDown: [0, 80] };
-
-export const isTyping = (event) => event.target.closest?.("input:not([type=checkbox]), select, textarea, dialog");
 
 export class Zoom {
   // `wheels(event)`: whether the wheel zooms; `drags(event)`: whether a pointer pans; `pans()`: whether Shift and arrows do.
