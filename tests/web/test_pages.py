@@ -61,6 +61,19 @@ def test_data_sets_are_listed_with_their_newest_version(site: Site, pets: str) -
     assert "61 files" not in site.get("/?q=other").text
 
 
+def test_a_cover_is_found_behind_a_folder_of_more_annotations_than_are_looked_at(
+    site: Site, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("datacache.web.pages.datasets._COVER_LOOKS_AT", 2)
+    write_coco(tmp_path / "late", {b"images/a.jpg": []})
+    for folder in ("annotations", "depth/test", "depth/train"):
+        (tmp_path / "late" / folder).mkdir(parents=True)
+        for n in range(5):
+            (tmp_path / "late" / folder / f"{n}.txt").write_text("")
+    api.create_snapshot("late", (tmp_path / "late").as_uri(), settings=settings, copy=True)
+    assert site.get("/cover/late").header("content-type") == "image/jpeg"
+
+
 def test_versions_have_messages_tags_and_what_they_were_made_from(site: Site, pets: str, settings: Settings) -> None:
     made = api.subset(pets, ["a/000.jpg"], name="few", tags=["v1"], message="only one", settings=settings)
     page = Read(site.get("/d/few"))
@@ -175,6 +188,9 @@ def test_pictures_that_are_damaged_or_bombs_are_refused(site: Site, settings: Se
     (tmp_path / "bad" / "cut.jpg").write_bytes((tmp_path / "bad" / "a.jpg").read_bytes()[:200])
     ref = api.create_snapshot("bad", (tmp_path / "bad").as_uri(), settings=settings, copy=True).ref
     assert "image-broken" in site.get(f"/s/{ref}").text + site.get(f"/s/{ref}?problem=image-broken").text
+    editor = site.get("/mark/bad?path=cut.jpg")
+    assert "cannot be marked" in editor.text
+    assert "mark.js" not in editor.text
     assert "more than are decoded" in site.get(f"/thumb/{ref}?path=bomb.png").text
     assert site.get(f"/thumb/{ref}?path=cut.jpg").status == 415
 

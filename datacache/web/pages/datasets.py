@@ -17,6 +17,9 @@ from datacache.web.site import Site
 
 _LISTED: Final = 100
 _COVER_LOOKS_AT: Final = 2_000
+"""Files of a folder among which a cover is sought; what lies behind them there is passed over."""
+_COVER_FOLDERS: Final = 16
+_AFTER_SLASH: Final = b"0"
 
 
 def routes(site: Site) -> list[Route]:
@@ -45,9 +48,24 @@ def datasets(site: Site, request: Request) -> Response:
 def cover(site: Site, request: Request) -> Response:
     """Return a small picture of a data set's newest version."""
     with api.open_snapshot(site.record(request.path_params["name"]).ref, site.settings) as snapshot:
-        paths = (entry.path for entry in islice(snapshot.manifest.entries(), _COVER_LOOKS_AT))
-        path = next((path for path in paths if api.is_image_path(path)), None)
+        path = _first_image(snapshot)
         if path is None:
             raise PathNotFoundError("there is no image", path="")
         data = site.thumbnails.get(snapshot, path.decode("utf-8", "surrogateescape"))
     return Response(data, media_type="image/jpeg", headers={"cache-control": "private, max-age=60"})
+
+
+def _first_image(snapshot: api.Snapshot) -> bytes | None:
+    """Return an image of a snapshot without going through all of a folder of annotations, which often comes first."""
+    manifest, row = snapshot.manifest, 0
+    for _ in range(_COVER_FOLDERS):
+        path = b""
+        for entry in islice(manifest.entries(row), _COVER_LOOKS_AT):
+            path = entry.path
+            if api.is_image_path(path):
+                return path
+        folder, slash, _name = path.rpartition(b"/")
+        if not path:
+            return None
+        row = manifest.seek(folder + _AFTER_SLASH) if slash else row + _COVER_LOOKS_AT
+    return None
