@@ -15,6 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from datacache.core.errors import DatacacheError
+from datacache.core.html import visible
 from datacache.settings import Settings
 from datacache.web.access import LOOPBACK, Guard, OneTimeLinks
 from datacache.web.opened import Opening
@@ -105,7 +106,7 @@ def _file(name: str) -> Response:
 
 def _failed(request: Request, exc: DatacacheError) -> Response:
     status = status_of(exc)
-    _log.log(logging.WARNING if status >= 500 else logging.INFO, "%s: %s", request.url.path, exc.message)
+    _log.log(logging.WARNING if status >= 500 else logging.INFO, "%r: %s", request.url.path, visible(exc.message))
     return render(request, "error.html", status=status, title=exc.message, hint=hint_of(request, exc))
 
 

@@ -16,6 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final
 
 from datacache.core.errors import PathNotFoundError, UsageError
+from datacache.core.html import visible
 
 _log = logging.getLogger(__name__)
 _KEPT: Final = 100
@@ -92,7 +93,7 @@ class Jobs:
         try:
             address = run(job.tell)
         except BaseException as exc:  # noqa: BLE001 - whoever asks is told
-            _log.info("%s: %s", job.title, exc)
+            _log.info("%s: %s", job.title, visible(str(exc)))
             job.done.set_exception(exc)
         else:
             job.done.set_result(address)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import re
 import struct
 import zlib
@@ -276,6 +277,15 @@ def test_data_sets_that_are_not_open_to_the_namespace_do_not_exist(site: Site, p
         assert site.get(f"/s/{pets}").status == 200
     finally:
         api.set_dataset_access("pets", everybody=True, settings=settings)
+
+
+def test_a_request_cannot_end_a_line_of_the_log(site: Site, pets: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "datacache.web")
+    for address in ("/job/x%0aforged", f"/s/{pets}?where=%0aforged%1b[2J", "/d/x%1b[2J", "/node/cancel/x%0aforged"):
+        assert site.get(address).status >= 400
+    assert site.post("/node/cancel/x%0aforged").status == 403
+    assert len(caplog.messages) >= 3
+    assert all(map(str.isprintable, caplog.messages))
 
 
 def test_whoever_leaves_needs_a_new_link(site: Site) -> None:
