@@ -208,13 +208,9 @@ class PicturedSnapshot(Snapshot):
 
     def _is_soon_drawn(self) -> bool:
         """Tell whether annotations have been read already, or are soon read: showing a value must not take minutes."""
-        from datacache.api.opening import open_catalog
-        from datacache.conversion.index import Reading
+        from datacache.api.annotations import has_annotations
 
-        if self.record.files <= _FILES_READ_AT_ONCE:
-            return True
-        with closing(open_catalog(self._settings)) as catalog:
-            return catalog.derived(self.record.id, Reading().name) is not None
+        return self.record.files <= _FILES_READ_AT_ONCE or has_annotations(self.ref, settings=self._settings)
 
 
 class AnnotationDiff:

@@ -85,7 +85,7 @@ def make_app(
     routes += [Route("/static/{name}", _static), Route("/favicon.ico", _icon)]
     handlers: dict[Any, Any] = {DatacacheError: _failed, Opening: _opening, HTTPException: _http_error}
     app = Starlette(routes=routes, exception_handlers=handlers, lifespan=lifespan)
-    app.state.has_node = node.is_shown(settings)
+    app.state.for_templates = {"has_node": node.is_shown(settings), "read_only": read_only}
     return Guard(app, links=links, hosts=hosts, cookie=cookie, user_header=settings.ui_user_header, read_only=read_only)
 
 

@@ -83,7 +83,8 @@ def _environment() -> Environment:
 def render(request: Request, template: str, *, status: int = 200, **values: Any) -> HTMLResponse:
     """Return a page."""
     visitor = request.scope["visitor"]
-    html = _environment().get_template(template).render(visitor=visitor, has_node=request.app.state.has_node, **values)
+    values |= request.app.state.for_templates
+    html = _environment().get_template(template).render(visitor=visitor, **values)
     return HTMLResponse(html, status)
 
 
@@ -95,5 +96,5 @@ def status_of(exc: DatacacheError) -> int:
 def hint_of(request: Request, exc: DatacacheError) -> str:
     """Return the hint of an error. Of what is not there hints name all data sets, which a page of one namespace may
     not: one may go away between the look at its list and its use."""
-    one_namespace = not request.app.state.has_node
+    one_namespace = not request.app.state.for_templates["has_node"]
     return "" if one_namespace and isinstance(exc, SnapshotNotFoundError) else exc.hint

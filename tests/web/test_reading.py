@@ -35,6 +35,7 @@ def test_pages_for_reading_have_no_form_that_writes_and_take_none(settings: Sett
                     seen.add(link)
                     left.append(link)
         assert {"d", "s", "image", "node", "name"} <= kinds.keys()
+        assert "mark" not in kinds
         assert offered == {LEAVE, NAME, INVITE}
         csrf = re.findall('name="csrf" value="([0-9a-f]+)"', site.get("/").text)[0]
         for link in seen:

@@ -67,7 +67,6 @@ def drafts(site: Site, request: Request) -> Response:
         unannotated=shown.browser.table.meta.get("format") == "none",
         committed=counted("images"),
         left=[(why, times) for why in _LEFT if (times := counted(why))],
-        read_only=site.read_only,
     )
 
 

@@ -39,7 +39,7 @@ def grid(site: Site, request: Request) -> Response:
     shown = site.opened.get(record)
     asked = asked_of(request.scope["query_string"])
     values = filter_values(shown, asked) | {"record": record, "colours": shown.colours}
-    values |= {"problem": "", "hint": "", "page": None, "tiles": [], "read_only": site.read_only}
+    values |= {"problem": "", "hint": "", "page": None, "tiles": []}
     try:
         wanted = filter_of(asked)
         matches = shown.browser.select(wanted)

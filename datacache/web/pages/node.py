@@ -128,7 +128,7 @@ def routes(site: Site) -> list[Route]:
 
     def node(_site: Site, request: Request) -> Response:
         part = "hx-request" in request.headers
-        return render(request, "node_now.html" if part else "node.html", read_only=site.read_only, **watch.look())
+        return render(request, "node_now.html" if part else "node.html", **watch.look())
 
     def cancel(site: Site, request: Request, _body: bytes) -> Response:
         api.cancel_job(request.path_params["id"], site.settings)

@@ -114,9 +114,7 @@ def path_now(shown: Shown, path: str) -> str:
 def _page(site: Site, request: Request, *, told: str = "", status: int = 200) -> Response:
     dataset = site.dataset(request.path_params["name"])
     found: list[Any] = api.marking_queues(dataset.name, site.settings)
-    return render(
-        request, "queues.html", status=status, dataset=dataset, queues=found, told=told, read_only=site.read_only
-    )
+    return render(request, "queues.html", status=status, dataset=dataset, queues=found, told=told)
 
 
 def make(site: Site, dataset: str, name: str, paths: list[str], *, review: bool) -> str:

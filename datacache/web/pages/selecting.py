@@ -155,5 +155,4 @@ def _tags(
         problem=problem,
         tag=tag,
         version=version or dict(asked_of(request.scope["query_string"])).get("version", ""),
-        read_only=site.read_only,
     )
