@@ -192,6 +192,8 @@ def test_an_image_is_marked_and_committed_from_python(snap: PicturedSnapshot, se
     again.save(author="ann")
     with pytest.raises(DraftConflictError, match="ann has saved"):
         snap.marks("a.png").save(author="bob")
+    with pytest.raises(DraftConflictError, match="ann has saved"):
+        snap.marks("a.png").discard(author="bob")
     with pytest.raises(DraftConflictError):
         marks.save(author="ann")
     done = datacache.commit_marks("pets", message="a dog", settings=settings)
@@ -203,6 +205,19 @@ def test_an_image_is_marked_and_committed_from_python(snap: PicturedSnapshot, se
     ]
     with pytest.raises(PathNotFoundError, match=r"no image 'c\.png'"):
         snap.marks("c.png")
+
+
+def test_marks_that_are_discarded_are_those_of_the_version_again(snap: PicturedSnapshot, settings: Settings) -> None:
+    marks = snap.marks("a.png")
+    of_version = list(marks)
+    del marks[:]
+    marks.save(author="ann")
+    assert snap.marks("a.png") == []
+    marks.discard(author="ann")
+    assert marks == of_version
+    assert snap.marks("a.png") == of_version
+    marks.add("cat", 60, 10, 70, 20)
+    marks.save(author="bob")
 
 
 def test_problems_are_a_table(settings: Settings, tmp_path: Path) -> None:

@@ -119,10 +119,9 @@ class ImageMarks(list["MarkedObject"]):
         with self._opened() as (_, row, there):
             if row.annotation is None:
                 raise UsageError(f"{path} cannot be marked: {', '.join(each.message for each in row.problems)}")
-            if there is not None and not is_stale(row, there):
-                super().__init__(there.objects)
-            else:
-                super().__init__(MarkedObject(of, box.label, *box[1:5]) for of, box in enumerate(row.annotation.boxes))
+            self._of_version = [MarkedObject(of, box.label, *box[1:5]) for of, box in enumerate(row.annotation.boxes)]
+            drafted = None if there is None or is_stale(row, there) else there.objects
+            super().__init__(self._of_version if drafted is None else drafted)
             self._rev = there.rev if there else ""
 
     def add(self, label: str, x1: float, y1: float, x2: float, y2: float) -> None:
@@ -151,6 +150,17 @@ class ImageMarks(list["MarkedObject"]):
                 done=done,
             )
             self._rev = new.rev
+
+    def discard(self, *, author: str = "") -> None:
+        """Forget the draft of an `author` ('': the user of this process), and begin anew with the objects of the
+        version. `DraftConflictError` where it is somebody else's, or was saved since these marks were read."""
+        from datacache.marking.drafts import discard_draft
+
+        with self._opened() as (catalog, row, _):
+            dataset = resolve(catalog, self._ref).dataset
+            discard_draft(catalog, dataset, row.path, author=author or _this_user(), rev=self._rev)
+        self[:] = self._of_version
+        self._rev = ""
 
     @contextmanager
     def _opened(self) -> Iterator[tuple[Catalog, Row, Draft | None]]:
