@@ -58,7 +58,7 @@ class Pairs(NamedTuple):
 
 
 class Matching(NamedTuple):
-    """What became of each."""
+    """Which predictions of an image have found which labels."""
 
     objects: NDArray[np.uint8]
     """`HIT`, `MISS`, `OTHER_CLASS` or, of crowds, `IGNORED`."""

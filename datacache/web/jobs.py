@@ -26,7 +26,7 @@ Progress = Callable[[str, int, int], None]
 
 
 class Job:
-    """One of them. `done` has the address of what came out, or the error."""
+    """A piece of work. `done` has the address of what came out, or the error."""
 
     def __init__(self, title: str, user: str, datasets: Collection[str]) -> None:
         self.id = secrets.token_hex(8)

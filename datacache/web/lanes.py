@@ -25,7 +25,7 @@ class Edge(NamedTuple):
 
 
 class Node(NamedTuple):
-    """One row."""
+    """A row of the graph: a version, or a version of another data set beside it."""
 
     key: str
     height: int

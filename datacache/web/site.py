@@ -33,7 +33,7 @@ _MOST_FORM_FIELDS: Final = 20_000
 
 
 class Site:
-    """One server's. Close it."""
+    """What the pages of one server share. Close it."""
 
     def __init__(
         self,

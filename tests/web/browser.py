@@ -30,7 +30,7 @@ from tests.leftovers import SESSION_VARIABLE, end_processes, processes_with
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 WIDE, NARROW = (1400, 900), (420, 900)
-WAIT_S = 30
+WAIT_S = 60
 """For anything, on a machine at work. What comes at all comes much sooner."""
 _BROWSER, _DRIVER = "/usr/bin/chromium", "/usr/bin/chromedriver"
 _PROFILE = "DATACACHE_TEST_PROFILE"

@@ -432,10 +432,10 @@ def test_three_browsers_mark_at_once_the_server_is_killed_and_nothing_saved_is_l
             with ThreadPoolExecutor(len(names)) as people:
                 working = [people.submit(work, name) for name in names]
                 for _ in range(3):  # somewhere in between
-                    assert some.acquire(timeout=60)
+                    assert some.acquire(timeout=240)
                 server.kill()
                 server.start()
-                saved = [future.result(timeout=120) for future in working]
+                saved = [future.result(timeout=240) for future in working]
         finally:
             server.kill()
         expected = {path: box for marks in saved for path, box in marks.items()}

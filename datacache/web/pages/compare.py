@@ -41,7 +41,7 @@ _NAMES: Final = {
 
 
 class _Both(NamedTuple):
-    """What an address asks for. With `limits`, `after` has predictions and `before` the labels."""
+    """Two versions, and what an address asks of them. With `limits`, `after` has predictions, `before` the labels."""
 
     before: Shown
     after: Shown

@@ -71,7 +71,7 @@ class GraphRow(NamedTuple):
 
 
 class Made:
-    """What was made from which version, looked up anew after some seconds. Any thread."""
+    """The versions that were made from others, looked up anew after some seconds. Any thread."""
 
     def __init__(self, site: Site) -> None:
         self._site = site

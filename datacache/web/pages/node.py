@@ -76,7 +76,7 @@ class HitRates:
 
 
 class _Watch:
-    """What the page of the node shows, the same for all who look at a time."""
+    """The state of the node, looked up once for all visitors who ask within a second."""
 
     def __init__(self, site: Site) -> None:
         self._site = site
