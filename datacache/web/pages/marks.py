@@ -113,6 +113,9 @@ def write(site: Site, request: Request, body: bytes) -> dict[str, Any]:
         raise UsageError("nobody knows who marks this", hint="Say your name first.")
     asked = _checked(body)
     record, rev = shown.snapshot.record, asked["rev"]
+    if not record.id.startswith(api.parse_ref(request.path_params["ref"]).version):
+        # The newest one may be another than was read: its objects that the marks do not name would be deleted.
+        raise UsageError("marks are saved on the version that was read", hint=f"Name it by its id: {record.ref}")
     if asked["discard"]:
         api.discard_draft(site.catalog, record.dataset, row.path, author=author, rev=rev)
         return _state(site, request, shown, row)
