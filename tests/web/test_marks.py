@@ -130,10 +130,9 @@ def test_the_second_on_an_image_is_told_and_overwrites_nothing(person: Person, m
     assert (late["status"], late["draft"]) == (409, None)
 
 
-def test_marks_are_saved_on_no_version_but_that_which_was_read(person: Person, pets: str, settings: Settings) -> None:
-    api.tag_snapshot(pets, "read", settings=settings)
+def test_marks_are_saved_on_no_version_but_that_which_was_read(person: Person, pets: str) -> None:
     anna = person("anna")
-    for ref in ("pets", "pets@latest", "pets@read"):
+    for ref in ("pets", "pets@latest"):
         mark = anna.write(ref, "a/002.jpg", {"objects": [], "rev": ""})
         assert (mark.status, "that was read" in mark.text) == (422, True), ref
     assert anna.read(pets, "a/002.jpg")["draft"] is None
