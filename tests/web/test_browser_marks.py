@@ -65,8 +65,11 @@ def edit(tab: Tab, path: str) -> None:
     ready(tab)
 
 
+READY = ("Not changed", "Not changed by you", "Saved", "Saved, done")
+
+
 def ready(tab: Tab) -> None:
-    tab.until(lambda: tab.text("#saved") in ("Not changed", "Saved", "Saved, done"), "the editor has the image")
+    tab.until(lambda: tab.text("#saved") in READY, "the editor has the image")
 
 
 def saved(tab: Tab) -> None:
@@ -259,6 +262,7 @@ def test_the_second_on_an_image_is_told_sees_it_and_takes_over(editor: Tab, imag
         api.save_draft(catalog, row, opened[0].record, theirs, author="bob", rev="")
     editor.press("n")
     editor.until(lambda: "bob has saved marks" in editor.text("#conflict"), "the page tells who was there before")
+    assert "nothing was changed. Look at" in editor.text("#conflict")
     assert objects(images, "4.jpg") == [("cat", (11, 11, 41, 31))]
     assert editor.inaccessible() == []
     editor.one("#show-theirs").click()
@@ -356,6 +360,7 @@ def test_a_queue_leads_from_image_to_image_and_a_second_person_reviews(editor: T
     editor.follow("button[name=review]")
     ready(editor)
     assert "anna marks this image" in editor.text("#conflict")
+    assert editor.text("#saved") == "Not changed by you"
     assert len(drawn(editor)) == 2 + 3  # dashed, and solid
     assert editor.inaccessible() == []
     editor.lead(Keys.ENTER)

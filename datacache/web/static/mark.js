@@ -460,7 +460,7 @@ function tellState(state, text) {
 function showConflict(answer) {
   frozen = true;
   theirs = answer.draft ?? null;
-  get("why").textContent = shown([answer.error, answer.hint].filter(Boolean).join(" "));
+  get("why").textContent = shown([answer.error, answer.hint].filter(Boolean).join(". "));
   get("conflict").hidden = false;
   get("show-theirs").hidden = !theirs || theirs.stale;
   get("take-over").hidden = !theirs || theirs.stale && theirs.mine;
@@ -499,7 +499,8 @@ function take(answer) {
   frozen = !answer.may;
   get("conflict").hidden = true;
   get("discard-own").hidden = !draft?.mine || frozen;
-  get("saved").textContent = answer.why || (draft ? `Saved${done ? ", done" : ""}` : "Not changed");
+  const untold = draft && !draft.mine ? "Not changed by you" : draft ? `Saved${done ? ", done" : ""}` : "Not changed";
+  get("saved").textContent = answer.why || untold;
   if (draft && (!draft.mine || draft.stale)) {
     showConflict({ draft, error: answer.told });
     get("show-theirs").hidden = true; // nothing else is shown
