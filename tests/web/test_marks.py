@@ -132,6 +132,7 @@ def test_the_second_on_an_image_is_told_and_overwrites_nothing(person: Person, m
 
 def test_marks_are_saved_on_no_version_but_that_which_was_read(person: Person, pets: str) -> None:
     anna = person("anna")
+    anna.read(pets, "a/002.jpg")  # it waits until the version is open
     for ref in ("pets", "pets@latest"):
         mark = anna.write(ref, "a/002.jpg", {"objects": [], "rev": ""})
         assert (mark.status, "that was read" in mark.text) == (422, True), ref
