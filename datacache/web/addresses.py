@@ -23,12 +23,12 @@ def address(page: str, name: str = "", asked: Iterable[tuple[str, str]] = (), **
     return quote(f"/{page}/{name}" if name else f"/{page}", safe="/@") + (f"?{query}" if query else "")
 
 
-def asked_of(query: bytes) -> list[tuple[str, str]]:
-    """Return the names and values of an address's query. `UsageError` for too many."""
+def asked_of(query: bytes, most: int = _MOST_FIELDS) -> list[tuple[str, str]]:
+    """Return the names and values of an address's query, or of a form. `UsageError` for too many."""
     try:
-        pairs = parse_qsl(query.decode("latin-1"), errors="surrogateescape", max_num_fields=_MOST_FIELDS)
+        pairs = parse_qsl(query.decode("latin-1"), errors="surrogateescape", max_num_fields=most)
     except ValueError as exc:
-        raise UsageError(f"more than {_MOST_FIELDS} values are asked for") from exc
+        raise UsageError(f"more than {most:,} values were sent") from exc
     return [(name, value) for name, value in pairs if value]
 
 

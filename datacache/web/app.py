@@ -37,20 +37,7 @@ from datacache.web.rendering import hint_of, render, status_of
 from datacache.web.site import Site
 
 _log = logging.getLogger(__name__)
-_PAGES: Final = (
-    compare,
-    datasets,
-    drafts,
-    images,
-    jobs,
-    lineage,
-    marks,
-    node,
-    plots,
-    queues,
-    selecting,
-    visitors,
-)
+_PAGES: Final = (compare, datasets, drafts, images, jobs, lineage, marks, node, plots, queues, selecting, visitors)
 _SCRIPTS: Final = (
     "compare.js",
     "htmx.min.js",

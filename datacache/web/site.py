@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import Final
-from urllib.parse import parse_qsl
 
 from anyio import CapacityLimiter, to_thread
 from starlette.requests import Request
@@ -19,7 +18,7 @@ from starlette.routing import Route
 
 from datacache import api
 from datacache.core.cores import cores
-from datacache.core.errors import PathNotFoundError, SnapshotNotFoundError, UsageError
+from datacache.core.errors import PathNotFoundError, SnapshotNotFoundError
 from datacache.settings import Settings
 from datacache.web.access import OneTimeLinks
 from datacache.web.addresses import asked_of
@@ -138,8 +137,4 @@ def tags_of(dataset: api.DatasetRecord) -> dict[str, list[str]]:
 
 def form_of(body: bytes) -> list[tuple[str, str]]:
     """Return the names and values of a form. `UsageError` for too many."""
-    try:
-        pairs = parse_qsl(body.decode("latin-1"), errors="surrogateescape", max_num_fields=_MOST_FORM_FIELDS)
-    except ValueError as exc:
-        raise UsageError(f"a form has more than {_MOST_FORM_FIELDS:,} values") from exc
-    return [(name, value) for name, value in pairs if value]
+    return asked_of(body, _MOST_FORM_FIELDS)

@@ -16,8 +16,6 @@ from tests.web.browser import NARROW, WIDE, Tab
 from tests.web.conftest import Served, make
 from tests.web.test_pages import HOSTILE, shown_as
 
-pytestmark = pytest.mark.xdist_group("browser")
-
 PAGES = {
     "data sets": "/",
     "versions": "/d/faces",
@@ -33,6 +31,11 @@ PAGES = {
     "tags": "/tags/faces",
     "drafts": "/drafts/faces",
     "queues": "/queue/faces",
+    "versions compared": "/compare/faces@v2",
+    "nothing to compare with": "/compare/faces@v1",
+    "an image compared": "/compared/faces@v2?path=JPEGImages/000001.jpg",
+    "predictions": "/match/faces@v2?with=faces@v1",
+    "predictions on an image": "/matched/faces@v2?with=faces@v1&path=JPEGImages/000001.jpg",
 }
 
 

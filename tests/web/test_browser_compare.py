@@ -2,33 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
 from selenium.webdriver.common.keys import Keys
 
 from datacache import api
-from tests.web.browser import NARROW, WIDE, Tab
+from tests.web.browser import Tab
 from tests.web.conftest import Served
-
-pytestmark = pytest.mark.xdist_group("browser")
-
-_IMAGE = "path=JPEGImages/000001.jpg"
-PAGES = {
-    "versions": "/compare/faces@v2",
-    "an image of both": f"/compared/faces@v2?{_IMAGE}",
-    "predictions": "/match/faces@v2?with=faces@v1",
-    "predictions on an image": f"/matched/faces@v2?with=faces@v1&{_IMAGE}",
-    "the first version": "/compare/faces@v1",
-}
-
-
-@pytest.mark.parametrize("address", PAGES.values(), ids=PAGES)
-def test_a_page_fits_a_screen_and_a_phone_and_is_accessible_light_and_dark(tab: Tab, address: str) -> None:
-    for size, scheme in ((WIDE, "light"), (NARROW, "dark")):
-        tab.size(size)
-        tab.scheme(scheme)
-        tab.open(address)
-        assert tab.overflow() == 0, size
-        assert tab.inaccessible() == [], (size, scheme)
 
 
 def shown(tab: Tab, kind: str) -> bool:

@@ -24,7 +24,6 @@ from tests.conftest import new_home
 from tests.web.browser import NARROW, ROOT, WIDE, Tab, chromium, enter, missing
 from tests.web.conftest import Served, write_coco
 
-pytestmark = pytest.mark.xdist_group("browser")
 NAME = "marking"
 CAT, DOG = (10, 10, 40, 30), (50, 40, 70, 60.5)
 Box = tuple[float, float, float, float]
