@@ -158,7 +158,8 @@ def test_a_job_tells_nothing_of_a_data_set_that_may_not_be_seen_any_more(
     monkeypatch.setattr(api, "subset", gone)
     for other in opened_site(restricted(settings, "team-a")):
         csrf = Read(other.get("/")).csrf
-        job = send(other, f"/select/{shared}", "name=mine&path=0.jpg", csrf).header("location")
+        answer = send(other, f"/select/{shared}", "name=mine&path=0.jpg", csrf)
+        job = answer.header("location")
         assert begun.wait(60)
         assert "shared-for-now" in other.ask("GET", job, {}).text
         api.set_dataset_access("shared-for-now", everybody=False, settings=settings)
@@ -166,7 +167,7 @@ def test_a_job_tells_nothing_of_a_data_set_that_may_not_be_seen_any_more(
         assert "shared-for-now" not in other.get(job).text
         api.set_dataset_access("shared-for-now", everybody=False, allow=["team-a"], settings=settings)
         may_end.set()
-        said = other.get(job).text
+        said = ended(other, answer).text
         assert "removed-meanwhile" in said
         assert "There are:" not in said, "it names all data sets"
 
