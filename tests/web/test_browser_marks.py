@@ -249,6 +249,18 @@ def test_an_answer_that_was_lost_makes_no_conflict_and_a_page_loaded_again_goes_
     assert [each for each in editor.faults() if "409" not in each] == []  # the second time the same is sent
 
 
+def test_marks_are_discarded_only_when_that_is_confirmed(editor: Tab, images: Served) -> None:
+    edit(editor, "7.jpg")
+    editor.press("n")
+    saved(editor)
+    for answer, said in (("dismiss", "Saved"), ("accept", "Not changed")):
+        editor.one("#discard-own").click()
+        getattr(editor.driver.switch_to.alert, answer)()
+        editor.until(lambda said=said: editor.text("#saved") == said, "the page says so")
+        with closing(api.open_catalog(images.settings)) as catalog:
+            assert (api.draft(catalog, NAME, "7.jpg") is None) == (answer == "accept")
+
+
 def test_the_second_on_an_image_is_told_sees_it_and_takes_over(editor: Tab, images: Served) -> None:
     edit(editor, "4.jpg")
     with (

@@ -22,6 +22,14 @@ document.addEventListener("keydown", (event) => {
   press[event.key]();
 });
 
+// What cannot be undone is done only when that is confirmed.
+document.addEventListener("click", (event) => {
+  const question = event.target.closest?.("[data-ask]")?.dataset.ask;
+  if (!question || confirm(question)) return;
+  event.preventDefault();
+  event.stopImmediatePropagation();
+}, true);
+
 // Boxes stay hidden from page to page, in this tab.
 const hide = () => document.querySelector("#hide");
 const remember = () => {
