@@ -13,7 +13,8 @@ from datacache import api
 from datacache.core.errors import UsageError
 
 _MOST_FIELDS = 100
-_TOO_LONG = 400
+_LONG, _TOO_LONG = 100, 400
+"""Characters of a condition that is repeated in the links of a page, which stays below 100 KB."""
 
 
 def address(page: str, name: str = "", asked: Iterable[tuple[str, str]] = (), **more: Any) -> str:
@@ -84,12 +85,15 @@ def narrowing(ref: str, wanted: api.Filter) -> Callable[..., str]:
 
 
 def with_class(ref: str, wanted: api.Filter, label: str) -> str:
-    """Return the address of the images of a filter that have a class, too."""
+    """Return the address of the images of a filter that have a class, too; '' where its condition is too long to be
+    repeated for each class."""
     query, pairs = wanted.query, written(wanted)
+    if len(query.where) > _LONG:
+        return ""
     if label in query.labels and not query.any_label:
         return address("s", ref, pairs)
     if query.labels or query.min_objects is not None or query.max_objects is not None:  # another label changes these
-        return narrowing(ref, wanted)(f"has({label!r})") or address("s", ref, label=label)
+        return narrowing(ref, wanted)(f"has({label!r})")
     return address("s", ref, pairs, label=label)
 
 

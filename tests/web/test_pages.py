@@ -127,6 +127,12 @@ def test_numbers_beside_classes_lead_to_as_many_images(site: Site, pets: str, qu
         assert f"{images} of 60 images" in site.get(unescape(link)).text
 
 
+def test_a_long_condition_is_not_repeated_for_each_class(site: Site, pets: str) -> None:
+    page = site.get(f"/s/{pets}?where={quote(' and '.join(['width > 1'] * 12))}").text
+    assert "60 of 60 images" in page
+    assert re.findall(r"<li><a><svg[^\n]*?</a> <span>(\d+)", page) == ["60", "20"]
+
+
 @pytest.mark.parametrize("query", ["where=size+%3E", "label=cow", "min_side=x", "split=moon", "problem=none"])
 def test_a_filter_that_means_nothing_is_an_error_on_the_page(site: Site, pets: str, query: str) -> None:
     answer = site.get(f"/s/{pets}?{query}")
