@@ -218,11 +218,12 @@ def _target(table: Table, going: _Going, to: str | None) -> str:
     drawn = next((path for path, draft in going.drafts.items() if draft.objects), None)
     format = table.meta.get("format", "none")
     if to is None:
-        bare = format == "none" or (format == "folders" and drawn is not None)
-        to = "yolo" if bare else own_format(table)
+        to = "yolo" if format == "none" else own_format(table)
     if drawn is not None and TARGETS.get(to) is TARGETS["folders"]:
         raise UsageError(
-            f"{quote(drawn)} was marked with objects, and {to} has none", hint="Choose another format: --to yolo."
+            f"{quote(drawn)} was marked with objects, and folders of classes have none",
+            hint="Choose another format, --to yolo for one: all images then go where that has them, and their classes "
+            "into a metadata.jsonl.",
         )
     return to
 

@@ -24,7 +24,7 @@ _NEEDS = ("starlette", "uvicorn", "jinja2")
 @click.option("--read-only", is_flag=True, help="Refuse everything that writes.")
 @click.option("--no-browser", is_flag=True, help="Print the link, and open no browser.")
 def ui(app: App, /, *, host: str, port: int, read_only: bool, no_browser: bool) -> None:
-    """Look at data sets, their versions and images in a browser.
+    """Look at data sets and their versions in a browser, and mark images.
 
     \b
     dsctl ui

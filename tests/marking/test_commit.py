@@ -445,9 +445,10 @@ def test_objects_on_images_of_a_format_of_labels_need_another_format(
         assert len(snapshot.paths()) == 4
         [path] = [path for path in snapshot.paths() if path.startswith("train/dog/") and "1" in path]
     mark(catalog, settings, first.record, path, NEW)
-    with pytest.raises(UsageError, match="has none"):
-        commit(settings, name, to="folders")
-    made = commit(settings, name)
+    for to in (None, "folders"):
+        with pytest.raises(UsageError, match="have none"):
+            commit(settings, name, to=to)
+    made = commit(settings, name, to="yolo")
     after = rows(settings, made.record.ref)
     assert sorted(len(each.boxes) for each in after.values() if each) == [0, 0, 0, 1]
 
