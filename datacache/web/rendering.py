@@ -42,8 +42,13 @@ _STATUS: Final[tuple[tuple[type[DatacacheError], int], ...]] = (
     (DatacacheError, 502),
 )
 """The first that fits counts."""
-FOREVER: Final = {"cache-control": "private, max-age=31536000, immutable"}
-"""Headers of what never changes, as its address has the id of its version."""
+_FOREVER: Final = {"cache-control": "private, max-age=31536000, immutable"}
+
+
+def kept_for(*named: tuple[str, api.SnapshotRecord]) -> dict[str, str]:
+    """Return the headers of a picture by the references in its address and what they mean: a browser keeps it for good,
+    unless one of these is a tag, which may mean another version tomorrow."""
+    return _FOREVER if all(ref == record.ref for ref, record in named) else {}
 
 
 def as_text(value: Any) -> Any:

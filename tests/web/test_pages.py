@@ -161,6 +161,9 @@ def test_an_image_is_sent_as_it_was_stored_and_says_which_versions_have_it(
     assert answer.body == stored
     assert answer.header("content-type") == "image/jpeg"
     assert "immutable" in answer.header("cache-control")
+    tagged = site.get("/whole/pets?path=a/003.jpg")
+    assert tagged.body == stored
+    assert "immutable" not in tagged.header("cache-control")  # the name may mean another version tomorrow
     having = Read(site.get(f"/having/{pets}?path=a/003.jpg"))
     assert ": yes" in having.text
     for page in ("image", "whole", "thumb", "objects", "having"):

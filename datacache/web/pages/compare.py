@@ -15,7 +15,7 @@ from datacache.core.errors import PathNotFoundError, UsageError
 from datacache.web.addresses import address, asked_of
 from datacache.web.comparisons import COLOURS, GREY, Comparing, Comparisons, Limits, Pair
 from datacache.web.opened import Shown
-from datacache.web.rendering import FOREVER, render
+from datacache.web.rendering import kept_for, render
 from datacache.web.site import Site, tags_of
 from datacache.web.tiles import IMAGE_CHARACTERS, TILE_CHARACTERS
 
@@ -161,13 +161,15 @@ class Compare:
         """Return the drawing of one image as a file."""
         record = site.record(request.path_params["ref"])
         asked = dict(asked_of(request.scope["query_string"]))
-        shown = self._comparisons.open(site, site.record(asked.get("with", "")), record)
+        other = site.record(asked.get("with", ""))
+        shown = self._comparisons.open(site, other, record)
         rows = [each.browser.table.row(asked.get("path", "")) for each in shown]
         if rows == [None, None]:
             raise PathNotFoundError("there is no such image", path=asked.get("path", ""))
         limits = _limits(asked) if "overlap" in asked else None
         pair = Pair((rows[0], rows[1]), shown, _colours(shown), limits, whole="whole" in asked)
-        return Response(pair.alone(asked.get("side", "")), media_type="image/svg+xml", headers=FOREVER)
+        kept = kept_for((request.path_params["ref"], record), (asked["with"], other))
+        return Response(pair.alone(asked.get("side", "")), media_type="image/svg+xml", headers=kept)
 
     def _both(self, site: Site, request: Request, record: api.SnapshotRecord, page: str) -> _Both:
         asked = dict(asked_of(request.scope["query_string"]))

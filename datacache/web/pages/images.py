@@ -14,7 +14,8 @@ from datacache.core.errors import UsageError
 from datacache.web.addresses import asked_of, filter_of, with_class, written
 from datacache.web.filter_bar import filter_values
 from datacache.web.images import whole as whole_image
-from datacache.web.rendering import FOREVER, render
+from datacache.web.opened import Shown
+from datacache.web.rendering import kept_for, render
 from datacache.web.site import Site
 from datacache.web.tiles import IMAGE_CHARACTERS, Tile
 
@@ -93,21 +94,27 @@ def having(site: Site, request: Request) -> Response:
 def thumb(site: Site, request: Request) -> Response:
     """Return the small picture of an image."""
     shown, row = site.row(request)
-    return Response(site.thumbnails.get(shown.snapshot, row.path), media_type="image/jpeg", headers=FOREVER)
+    return Response(
+        site.thumbnails.get(shown.snapshot, row.path), media_type="image/jpeg", headers=_kept(request, shown)
+    )
 
 
 def whole(site: Site, request: Request) -> Response:
     """Return an image."""
     shown, row = site.row(request)
     data, kind = whole_image(shown.snapshot, row.path)
-    return Response(data, media_type=kind, headers=FOREVER)
+    return Response(data, media_type=kind, headers=_kept(request, shown))
 
 
 def objects(site: Site, request: Request) -> Response:
     """Return the objects of an image as a picture of their own, to lay over it."""
     shown, row = site.row(request)
     tile = Tile(shown, row, (), most=2**62, whole="whole" in dict(asked_of(request.scope["query_string"])))
-    return Response(tile.alone(), media_type="image/svg+xml", headers=FOREVER)
+    return Response(tile.alone(), media_type="image/svg+xml", headers=_kept(request, shown))
+
+
+def _kept(request: Request, shown: Shown) -> dict[str, str]:
+    return kept_for((request.path_params["ref"], shown.snapshot.record))
 
 
 def _content(entry: api.Entry) -> tuple[int, str]:
