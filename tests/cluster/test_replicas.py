@@ -10,7 +10,7 @@ import subprocess
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -101,10 +101,12 @@ class Mounted:
         assert found is not None
         return found
 
-    def lose_node(self) -> None:
+    def lose_node(self, writers: Iterable[threading.Thread] = ()) -> None:
         """SIGKILL to all that runs on the node, and take its files away."""
         leftovers.end_processes(self.home.processes)
         self.home.daemon = None
+        for writer in writers:  # the dead mount ends them; one that is late would write into the folder below it
+            writer.join(60)
         subprocess.run(["umount", "-l", self.folder], check=True)
         for path in self.home.path.iterdir():  # but for the folder, by which the cluster knows the node
             shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -186,9 +188,7 @@ def test_nodes_and_a_disk_are_lost_while_files_are_written(cluster: Cluster) -> 
             mounted.files["away"] = None
             with suppress(OSError):
                 mounted.write("away", b"while the store was away")
-        mounted.lose_node()
-        for writer in writers:
-            writer.join(60)
+        mounted.lose_node(writers)
         proxy.accept()
         assert mounted.files["away"] if turn % 2 == 0 else mounted.files
         until(mounted.is_in_bucket)
