@@ -6,7 +6,7 @@ Whose an image is knows the queue alone, whose leases outlast this server: a pag
 from __future__ import annotations
 
 import glob
-from typing import Any
+from typing import Any, Final
 
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
@@ -18,6 +18,9 @@ from datacache.web.addresses import address, asked_of
 from datacache.web.opened import Shown
 from datacache.web.rendering import render
 from datacache.web.site import Site, form_of
+
+_FITTING: Final = 50
+"""Images that are looked at, of those that may be one which has moved."""
 
 
 def routes(site: Site) -> list[Route]:
@@ -102,12 +105,16 @@ def _queue(site: Site, dataset: str, name: str) -> api.MarkingQueue:
 
 
 def path_now(shown: Shown, path: str) -> str:
-    """Return the path of an image in the version: commits move images to where the format has them. '' for none."""
+    """Return the path of an image in the version: commits move images below the folders that the format has. '' where
+    no image fits, or two do as well as each other."""
     row = shown.browser.table.row(path)
     if row is None:
         query = api.Query(where=f"like(path, {f'*/{glob.escape(path)}'!r})")
-        rows = shown.browser.page(shown.browser.select(api.Filter(query=query)), size=2).rows
-        row = rows[0] if len(rows) == 1 else None
+        rows = shown.browser.page(shown.browser.select(api.Filter(query=query)), size=_FITTING).rows
+        # One in a deeper folder is another image, which has moved, too.
+        depths = sorted((each.path.count("/"), n) for n, each in enumerate(rows))
+        alone = depths and (len(depths) == 1 or depths[0][0] < depths[1][0])
+        row = rows[depths[0][1]] if alone else None
     return row.path if row is not None and row.annotation is not None else ""
 
 
