@@ -14,10 +14,11 @@ from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
 from datacache import api
+from datacache.core.errors import DatacacheError
 from datacache.settings import Settings
 from datacache.web.reading import ReadingApart
 
@@ -120,6 +121,9 @@ class OpenSnapshots:
             # One process: this one has threads, whose locks a forked process would inherit.
             opened = api.open_browser(ref, settings=self._settings, processes=1, progress=tell)
             snapshot, browser = stack.enter_context(opened)
+            with suppress(DatacacheError):  # a filter that needs them raises it again
+                if files <= _FEW_FILES:
+                    browser.splits()  # sooner than a page stops waiting: so the first one has the field
             shown = Shown(snapshot, browser, api.colours_of(browser.table.labels))
         except BaseException as exc:  # noqa: BLE001 - whoever asked is told
             stack.close()
