@@ -35,7 +35,16 @@ from datacache.core.html import html_table
 from datacache.core.ids import ObjectId, object_id
 from datacache.manifest.model import Lineage, Naming, SnapshotRecord
 from datacache.manifest.reader import Manifest
-from datacache.marking.drafts import Draft, all_drafts, is_stale, is_there, marked, move_draft, remove_draft
+from datacache.marking.drafts import (
+    Draft,
+    all_drafts,
+    follow_commit,
+    is_stale,
+    is_there,
+    marked,
+    move_draft,
+    remove_draft,
+)
 from datacache.marking.patch import commit_patched, patched_files
 from datacache.reader.snapshot import Snapshot
 
@@ -133,11 +142,19 @@ def commit_marks(
                     problems = report.problems
             except OvertakenError:
                 continue
+        again = []
         for path, draft in going.drafts.items():
             if path not in going.placed:
                 left.append(Left(path, draft.author, LEFT_OUT))
             elif not remove_draft(catalog, draft):
                 left.append(Left(path, draft.author, SAVED_AGAIN))
+                again.append(draft)
+        if again:
+            with open_snapshot(record) as snapshot:
+                table = Annotations(snapshot, catalog, Reading()).table(processes=processes, progress=progress)
+                for draft in again:
+                    if (row := table.row(draft.path)) is not None:
+                        follow_commit(catalog, draft, row, base=record.id)
         if going.moved:
             _follow(catalog, Manifest.open(record.id, catalog.get_blobs), record, list(all_drafts(catalog, dataset)))
         return Committed(record, len(going.placed), tuple(sorted(left)), tuple(problems))

@@ -182,6 +182,28 @@ def move_draft(catalog: Catalog, draft: Draft, path: str, *, base: str) -> Draft
     return None
 
 
+def follow_commit(catalog: Catalog, committed: Draft, row: Row, *, base: str) -> bool:
+    """Bring a draft that was saved again while an earlier state of it was committed onto that version, `base`, whose
+    row of the image is given. Return whether that was done: not where its format has changed the objects."""
+    key, annotation = key_of(committed.dataset, row.path), row.annotation
+    if annotation is None or len(annotation.boxes) != len(committed.objects) or not is_there(row, committed):
+        return False
+    old = catalog.document(KIND, key)
+    if old is None:
+        return False
+    again = _parse(committed.dataset, old)
+    if again.base != committed.base or again.says != committed.says:
+        return False
+    now = {mark.of: n for n, mark in enumerate(committed.objects) if mark.of != -1}
+    drawn = {mark[1:6]: n for n, mark in enumerate(committed.objects) if mark.of == -1}
+    objects = tuple(
+        mark._replace(of=drawn.pop(mark[1:6], -1) if mark.of == -1 else now.get(mark.of, -1)) for mark in again.objects
+    )
+    says, places, predictions = _said_by(annotation)
+    new = again._replace(objects=objects, path=row.path, base=base, says=says, places=places, predictions=predictions)
+    return catalog.set_document(KIND, key, _text(new), old=old)
+
+
 def drafts(catalog: Catalog, dataset: str, *, after: str = "", limit: int = 1000) -> list[Draft]:
     """Return the first `limit` drafts of a data set behind the key `after` (`Draft.key`), by key."""
     page = catalog.documents(KIND, after=f"{check_name(dataset)}@{after}", limit=limit)
@@ -316,9 +338,13 @@ def _new_draft(
         texts = tuple(dict.fromkeys(_checked_label(label, f"a label of {quote(row.path)}") for label in labels))
     if there is not None:
         return there._replace(objects=checked, labels=texts)
+    return Draft(record.dataset, row.path, "", checked, texts, False, 0.0, record.id, *_said_by(annotation))
+
+
+def _said_by(annotation: Annotation) -> tuple[str, tuple[float, ...], tuple[int, ...]]:
+    """Return what a draft keeps of what a version says: `says`, `places`, `predictions`."""
     predictions = tuple(n for n, box in enumerate(annotation.boxes) if (box.extra or NOTHING).score is not None)
-    says = _hash_of(annotation), _places_of(annotation), predictions
-    return Draft(record.dataset, row.path, "", checked, texts, False, 0.0, record.id, *says)
+    return _hash_of(annotation), _places_of(annotation), predictions
 
 
 def _checked(mark: MarkedObject, number: int, annotation: Annotation) -> MarkedObject:

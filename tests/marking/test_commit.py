@@ -376,7 +376,13 @@ def test_a_draft_that_was_saved_again_while_its_commit_ran_stays(
     assert [each.why for each in made.left] == ["saved again"]
     there = api.draft(catalog, name, "images/train/0.png")
     assert there is not None
-    assert [each.label for each in there.objects] == ["bird", "later"]
+    assert [(each.label, each.of) for each in there.objects] == [("bird", 0), ("later", -1)]
+    monkeypatch.undo()
+    again = commit(settings, name)
+    assert (again.images, again.left) == (1, ())
+    after = rows(settings, again.record.ref)["images/train/0.png"]
+    assert after is not None
+    assert [box.label for box in after.boxes] == ["bird", "later"]
 
 
 @promise("A commit that was killed is ended by the next")
