@@ -17,13 +17,13 @@ from typing import NamedTuple
 from datacache.catalog.access import inherit_access
 from datacache.catalog.base import Catalog, check_tags_free
 from datacache.catalog.mark import blobs_of
-from datacache.catalog.objects import ObjectWriter
+from datacache.catalog.objects import NewFiles, ObjectWriter
 from datacache.catalog.refs import check_name, check_tag
 from datacache.core.counters import count
 from datacache.core.errors import CatalogError, CorruptManifestError, OtherKindError, TagExistsError
 from datacache.manifest import codec
-from datacache.manifest.builder import ManifestBuilder
-from datacache.manifest.model import PACKS, BlobId, DatasetRecord, Lineage, Naming, Root, SnapshotRecord
+from datacache.manifest.builder import ManifestBuilder, sorted_entries
+from datacache.manifest.model import PACKS, BlobId, DatasetRecord, Entry, Lineage, Naming, Root, SnapshotRecord
 from datacache.manifest.reader import Manifest
 
 _SHOWN = 3
@@ -101,6 +101,26 @@ def known_blobs(catalog: Catalog, dataset: DatasetRecord | None) -> frozenset[Bl
         return frozenset() if stored is None else blobs_of(id, codec.decode_root(codec.decompress(stored, id)))
     except CorruptManifestError:
         return frozenset()
+
+
+def commit_entries(
+    catalog: Catalog,
+    entries: Iterable[Entry],
+    files: NewFiles,
+    naming: Naming,
+    *,
+    origin: str,
+    lineage: Lineage,
+    check: Callable[[SnapshotRecord], None] | None = None,
+) -> SnapshotRecord:
+    """Make the snapshot of these entries, which come in any order and go through `files`; see `commit_manifest`."""
+    builder = ManifestBuilder(files.sources, catalog.put_blobs)
+    for entry in sorted_entries(entries):
+        builder.add(entry)
+    packs, objects = files.packs, files.opened_objects
+    return commit_manifest(
+        catalog, builder, naming, origin=origin, lineage=lineage, packs=packs, objects=objects, check=check
+    )
 
 
 def commit_manifest(

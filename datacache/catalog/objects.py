@@ -188,7 +188,7 @@ class NewFiles:
     thread."""
 
     def __init__(self, sources: list[Source], put_blobs: PutBlobs, objects: Callable[[], ObjectWriter]) -> None:
-        self._sources = sources
+        self.sources = sources
         self._writer = PackWriter(put_blobs)
         self._open_objects = objects
         self.opened_objects: ObjectWriter | None = None
@@ -205,9 +205,9 @@ class NewFiles:
         return self.opened_objects
 
     def source(self, source: Source) -> int:
-        if source not in self._sources:
-            self._sources.append(source)
-        return self._sources.index(source)
+        if source not in self.sources:
+            self.sources.append(source)
+        return self.sources.index(source)
 
     def add(self, path: str, data: bytes, mtime_ns: int) -> list[Entry]:
         """Store a file under a path. Return the entries that are ready now: that of this file, or those of an ended
@@ -237,7 +237,7 @@ class NewFiles:
         link becomes the file it leads to, which may be elsewhere in the new snapshot, or missing.
 
         Raise `CorruptManifestError` for an entry of a pack that does not say where in it."""
-        if self._sources[entry.source] == PACKS:
+        if self.sources[entry.source] == PACKS:
             parsed = parse_pack_key((entry.key or b"").decode("utf-8", "surrogateescape"))
             if parsed is None:
                 shown = entry.path.decode("utf-8", "backslashreplace")

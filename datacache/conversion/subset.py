@@ -16,7 +16,7 @@ from datacache.annotations.layout import text
 from datacache.annotations.pairing import is_image, is_mask_image, mask_images
 from datacache.annotations.split_lists import cut_down
 from datacache.catalog.base import Catalog
-from datacache.catalog.commit import check_target, commit_manifest
+from datacache.catalog.commit import check_target, commit_entries
 from datacache.catalog.objects import NewFiles, ObjectWriter
 from datacache.conversion.index import Annotations, Reading
 from datacache.conversion.model import Splits
@@ -24,8 +24,7 @@ from datacache.conversion.pipeline import Plan, run
 from datacache.conversion.problems import own_format
 from datacache.conversion.source import AnnotationSource, NamedImages
 from datacache.core.errors import UsageError
-from datacache.manifest.builder import ManifestBuilder, sorted_entries
-from datacache.manifest.model import Entry, Lineage, Naming, SnapshotRecord, Source
+from datacache.manifest.model import Entry, Lineage, Naming, SnapshotRecord
 from datacache.reader.snapshot import Snapshot
 
 
@@ -70,20 +69,9 @@ def subset(
             lineage=lineage,
         )
         return run(catalog, [snapshot], plan, open_objects=open_objects, processes=processes).record
-    sources: list[Source] = list(snapshot.manifest.root.sources)
-    files = NewFiles(sources, catalog.put_blobs, open_objects)
-    builder = ManifestBuilder(sources, catalog.put_blobs)
-    for entry in sorted_entries(_entries(source, snapshot, said, files)):
-        builder.add(entry)
-    return commit_manifest(
-        catalog,
-        builder,
-        naming,
-        origin=f"datacache://{snapshot.record.ref}",
-        lineage=lineage,
-        packs=files.packs,
-        objects=files.opened_objects,
-    )
+    files = NewFiles(list(snapshot.manifest.root.sources), catalog.put_blobs, open_objects)
+    entries, origin = _entries(source, snapshot, said, files), f"datacache://{snapshot.record.ref}"
+    return commit_entries(catalog, entries, files, naming, origin=origin, lineage=lineage)
 
 
 def _entries(source: AnnotationSource, snapshot: Snapshot, said: Mapping[str, str], files: NewFiles) -> Iterator[Entry]:

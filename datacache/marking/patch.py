@@ -13,14 +13,13 @@ from datacache.annotations.model import FORMATS, Annotation, Problem
 from datacache.annotations.pairing import Pairing
 from datacache.annotations.table.table import Table
 from datacache.catalog.base import Catalog
-from datacache.catalog.commit import check_target, commit_manifest
+from datacache.catalog.commit import check_target, commit_entries
 from datacache.catalog.objects import NewFiles, ObjectWriter
 from datacache.conversion.fitting import fit
 from datacache.conversion.model import stem
 from datacache.conversion.source import AnnotationSource
 from datacache.conversion.targets import TARGETS, About
-from datacache.manifest.builder import ManifestBuilder, sorted_entries
-from datacache.manifest.model import Entry, Lineage, Naming, SnapshotRecord, Source
+from datacache.manifest.model import Entry, Lineage, Naming, SnapshotRecord
 from datacache.manifest.reader import Manifest
 from datacache.reader.snapshot import Snapshot
 
@@ -91,21 +90,9 @@ def commit_patched(
 ) -> SnapshotRecord:
     """Commit the snapshot with these files in place of those that it has, or beside them. Deterministic."""
     check_target(catalog, naming, lineage)
-    sources: list[Source] = list(snapshot.manifest.root.sources)
-    new = NewFiles(sources, catalog.put_blobs, open_objects)
-    builder = ManifestBuilder(sources, catalog.put_blobs)
-    for entry in sorted_entries(_entries(snapshot, files, new)):
-        builder.add(entry)
-    return commit_manifest(
-        catalog,
-        builder,
-        naming,
-        origin=f"datacache://{snapshot.record.ref}",
-        lineage=lineage,
-        packs=new.packs,
-        objects=new.opened_objects,
-        check=check,
-    )
+    new = NewFiles(list(snapshot.manifest.root.sources), catalog.put_blobs, open_objects)
+    entries, origin = _entries(snapshot, files, new), f"datacache://{snapshot.record.ref}"
+    return commit_entries(catalog, entries, new, naming, origin=origin, lineage=lineage, check=check)
 
 
 def _entries(snapshot: Snapshot, files: Mapping[str, bytes], new: NewFiles) -> Iterator[Entry]:
