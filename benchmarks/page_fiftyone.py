@@ -1,4 +1,4 @@
-"""What `page` asks of FiftyOne, in its environment: lines of JSON in, seconds out."""
+"""Ask FiftyOne, in its own environment, what `page` asks of ours: lines of JSON in, seconds out."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ BOX_MEASURES: Final[Mapping[str, str]] = {
     "area": "its area, as a part of the image from 0 to 1",
     "aspect": "its width / height",
 }
-"""What `boxes` goes by."""
+"""The measures that `boxes` takes."""
 HINT: Final = (
     f'Fields: {", ".join(FIELDS)}. Functions: count("label"), has("label"), attribute("colour"), '
     'attribute("colour", "red"), boxes("side", 8, 16), like(path, "*.png"). '

@@ -14,30 +14,31 @@ from typing import TYPE_CHECKING
 from datacache.core.front import front
 
 if TYPE_CHECKING:
-    from datacache.annotations import compared as _compared
-    from datacache.annotations import comparison as _comparison
     from datacache.annotations import model as _model
     from datacache.annotations import pairing as _pairing
-    from datacache.annotations import predictions as _predictions
     from datacache.annotations import query as _query
     from datacache.annotations import stats as _stats
-    from datacache.annotations.browsing import Browser as Browser
-    from datacache.annotations.browsing import Filter as Filter
-    from datacache.annotations.browsing import Matches as Matches
-    from datacache.annotations.compared import Compared as Compared
-    from datacache.annotations.compared import WantedImages as WantedImages
-    from datacache.annotations.comparison import ObjectChange as ObjectChange
-    from datacache.annotations.comparison import compare_objects as compare_objects
-    from datacache.annotations.histograms import Histogram as Histogram
-    from datacache.annotations.histograms import HistogramBar as HistogramBar
-    from datacache.annotations.histograms import ObjectPlots as ObjectPlots
-    from datacache.annotations.histograms import image_histograms as image_histograms
-    from datacache.annotations.histograms import object_plots as object_plots
-    from datacache.annotations.histograms import split_counts as split_counts
+    from datacache.annotations.browsing.browser import Browser as Browser
+    from datacache.annotations.browsing.browser import Filter as Filter
+    from datacache.annotations.browsing.browser import Matches as Matches
+    from datacache.annotations.browsing.histograms import Histogram as Histogram
+    from datacache.annotations.browsing.histograms import HistogramBar as HistogramBar
+    from datacache.annotations.browsing.histograms import ObjectPlots as ObjectPlots
+    from datacache.annotations.browsing.histograms import image_histograms as image_histograms
+    from datacache.annotations.browsing.histograms import object_plots as object_plots
+    from datacache.annotations.browsing.histograms import split_counts as split_counts
+    from datacache.annotations.comparing import changes as _changes
+    from datacache.annotations.comparing import compared as _compared
+    from datacache.annotations.comparing import predictions as _predictions
+    from datacache.annotations.comparing.changes import ObjectChange as ObjectChange
+    from datacache.annotations.comparing.changes import compare_objects as compare_objects
+    from datacache.annotations.comparing.compared import Compared as Compared
+    from datacache.annotations.comparing.compared import WantedImages as WantedImages
+    from datacache.annotations.comparing.matching import MatchedObject as MatchedObject
+    from datacache.annotations.comparing.matching import match_objects as match_objects
+    from datacache.annotations.comparing.matching import score_of as score_of
+    from datacache.annotations.comparing.predictions import has_scores as has_scores
     from datacache.annotations.image_header import read_header as read_header
-    from datacache.annotations.matching import MatchedObject as MatchedObject
-    from datacache.annotations.matching import match_objects as match_objects
-    from datacache.annotations.matching import score_of as score_of
     from datacache.annotations.model import Annotation as Annotation
     from datacache.annotations.model import Box as Box
     from datacache.annotations.pictures import plot as _plot
@@ -48,7 +49,6 @@ if TYPE_CHECKING:
     from datacache.annotations.pictures.preview import thumbnail as thumbnail
     from datacache.annotations.pictures.svg import hex_colour as hex_colour
     from datacache.annotations.pictures.svg import svg_objects as svg_objects
-    from datacache.annotations.predictions import has_scores as has_scores
     from datacache.annotations.query import Query as Query
     from datacache.annotations.query import find_paths as find_paths
     from datacache.annotations.stats import Statistics as Statistics
@@ -196,7 +196,7 @@ if TYPE_CHECKING:
     best_report = _autotune.best
     carry_out = _refs.remove
     collect_statistics = _stats.collect
-    compare_annotations = _comparison.compare
+    compare_annotations = _changes.compare
     compare_snapshots = _refs.compare
     count_images = _query.count
     diff_manifests = _diff.diff

@@ -32,7 +32,7 @@ from datacache.reader.snapshot import Snapshot
 from datacache.settings import Settings, load_settings
 
 if TYPE_CHECKING:
-    from datacache.annotations.browsing import Browser
+    from datacache.annotations.browsing.browser import Browser
     from datacache.annotations.pictures.preview import Picture
     from datacache.annotations.stats import Statistics
     from datacache.annotations.table.ranges import Row
@@ -86,7 +86,7 @@ def open_browser(
     progress: Callable[[str, int, int], None] | None = None,
 ) -> Iterator[tuple[Snapshot, Browser]]:
     """Open a snapshot and a `Browser` of its images, as `open_annotations` does."""
-    from datacache.annotations.browsing import Browser
+    from datacache.annotations.browsing.browser import Browser
     from datacache.annotations.table.arrays import ArrayStore
     from datacache.conversion.index import Annotations
 

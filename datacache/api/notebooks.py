@@ -30,7 +30,7 @@ from datacache.reader.snapshot import Snapshot
 from datacache.settings import Settings, load_settings
 
 if TYPE_CHECKING:
-    from datacache.annotations.comparison import Changed
+    from datacache.annotations.comparing.changes import Changed
     from datacache.annotations.model import Problem
     from datacache.annotations.table.ranges import Row
     from datacache.annotations.table.table import ImageSummary, Table
@@ -247,7 +247,7 @@ class AnnotationDiff:
         is the one they have now, or had."""
         counts: dict[str, Counter[str]] = {}
         for image in self.images:
-            for change in image.objects():
+            for change in image.objects:
                 box = change.after or change.before
                 assert box is not None
                 counts.setdefault(change.kind, Counter())[box.label] += 1
@@ -288,7 +288,7 @@ def diff(before: str, after: str = "", *, settings: Settings | None = None) -> A
 
     `SnapshotNotFoundError`; `UsageError` without a parent, or where the annotations' format cannot be told.
     """
-    from datacache.annotations.comparison import compare
+    from datacache.annotations.comparing.changes import compare
     from datacache.api.annotations import open_annotations
     from datacache.api.opening import open_catalog
     from datacache.catalog.refs import compare as compare_files

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from datacache.imports.jsonl import JsonlProgress
 
 _AFTER_S = 0.5
-"""What takes less shows no bar."""
+"""A bar comes only where a call takes longer."""
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 Tell = Callable[..., None]

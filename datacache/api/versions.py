@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class VersionCounts(NamedTuple):
-    """What is known of the annotations of a version."""
+    """The numbers of a version's annotations."""
 
     images: int
     objects: int

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from datacache.annotations.check import same_object
 from datacache.annotations.classes import spelled, spelled_alike
-from datacache.annotations.matching import score_of
+from datacache.annotations.comparing.matching import score_of
 from datacache.annotations.model import Action, Annotation, Box, Problem, quote, unforeseen
 from datacache.annotations.shapes.outline import NOTHING, Polygon, in_common
 from datacache.annotations.table.table import Table

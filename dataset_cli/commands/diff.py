@@ -110,7 +110,7 @@ def _diff_objects(app: App, a: str, b: str, most: int | None, *, stat: bool) -> 
         for image in api.compare_annotations(before, after):
             kind = "added" if image.before is None else "removed" if image.after is None else "changed"
             images[kind] += 1
-            found = image.objects()
+            found = image.objects
             for change in found:
                 kinds.setdefault(change.kind, Counter())[_label(change)] += 1
             if most is None or len(lines) < most:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from datacache import api
-from datacache.annotations.browsing import Filter
+from datacache.annotations.browsing.browser import Filter
 from datacache.annotations.query import Query
 from datacache.annotations.table import arrays
 from datacache.annotations.table.arrays import ArrayStore, narrow

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from datacache.annotations import browsing
-from datacache.annotations.browsing import Browser, Filter
+from datacache.annotations.browsing import browser as browsing
+from datacache.annotations.browsing.browser import Browser, Filter
 from datacache.annotations.layout import Layout
 from datacache.annotations.model import Problem
 from datacache.annotations.query import FIELDS, Query, find, find_paths

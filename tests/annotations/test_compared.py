@@ -7,9 +7,9 @@ from itertools import product
 
 import pytest
 
-from datacache.annotations import compared
-from datacache.annotations.compared import IMAGE_KINDS, OBJECT_KINDS, Compared, WantedImages, find_differences
-from datacache.annotations.comparison import Changed, compare
+from datacache.annotations.comparing import compared
+from datacache.annotations.comparing.changes import Changed, compare
+from datacache.annotations.comparing.compared import IMAGE_KINDS, OBJECT_KINDS, Compared, WantedImages, find_differences
 from datacache.annotations.table.table import Table
 from datacache.core.errors import UsageError
 from datacache.manifest.diff import Change
@@ -49,7 +49,7 @@ def images(tables: tuple[Table, Table]) -> dict[str, tuple[set[str], list[tuple[
             {kind(changed[path]) for _ in range(path in changed)} | {"image-changed" for _ in range(other)},
             [
                 (each.kind, each.before.label if each.before else "", each.after.label if each.after else "")
-                for each in (changed[path].objects() if path in changed else ())
+                for each in (changed[path].objects if path in changed else ())
             ],
         )
         for path in sorted(changed.keys() | bytes_changed)

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from datacache.annotations.comparison import compare, compare_objects
+from datacache.annotations.comparing.changes import compare, compare_objects
 from datacache.annotations.model import Annotation, Box
 from datacache.annotations.shapes.outline import Extra, Keypoints, Polygon, Rotated, pack
 from datacache.annotations.table import ranges
@@ -64,16 +64,16 @@ def test_objects_of_a_crowded_image_are_found_again_by_their_boxes() -> None:
 
 def test_an_image_that_one_version_lacks_has_all_its_objects_added() -> None:
     one, two = build([image("a.jpg", box("cat"))]), build([image("a.jpg", box("cat")), image("b.jpg", box("dog"))])
-    assert [(each.path, [change.kind for change in each.objects()]) for each in compare(one, two)] == [
+    assert [(each.path, [change.kind for change in each.objects]) for each in compare(one, two)] == [
         ("b.jpg", ["added"])
     ]
     other = build([image("a.jpg", box("cat")), image("c.jpg")])
-    assert [(each.path, len(each.objects()), each.numbers) for each in compare(two, other)] == [
+    assert [(each.path, len(each.objects), each.numbers) for each in compare(two, other)] == [
         ("b.jpg", 1, (1, -1)),
         ("c.jpg", 0, (-1, 1)),
     ]
     spoilt = build([broken("a.jpg")])
-    assert [[change.kind for change in each.objects()] for each in compare(one, spoilt)] == [["removed"]]
+    assert [[change.kind for change in each.objects] for each in compare(one, spoilt)] == [["removed"]]
 
 
 corners = st.tuples(st.integers(0, 20), st.integers(0, 20), st.integers(21, 40), st.integers(21, 40))

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from datacache.annotations.browsing import Browser, Filter
-from datacache.annotations.histograms import image_histograms, object_plots, split_counts
+from datacache.annotations.browsing.browser import Browser, Filter
+from datacache.annotations.browsing.histograms import image_histograms, object_plots, split_counts
 from datacache.annotations.layout import Layout
 from datacache.annotations.model import Annotation, Box
 from datacache.annotations.query import FIELDS, Query

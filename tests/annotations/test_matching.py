@@ -6,9 +6,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from datacache.annotations.matching import MatchedObject, match_objects, score_of
+from datacache.annotations.comparing.matching import MatchedObject, match_objects, score_of
+from datacache.annotations.comparing.predictions import Quality, has_scores, match_tables, quality
 from datacache.annotations.model import Box
-from datacache.annotations.predictions import Quality, has_scores, match_tables, quality
 from datacache.annotations.shapes.outline import Extra
 from tests.annotations.tables import box, broken, build, image
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from datacache.annotations.comparison import compare
+from datacache.annotations.comparing.changes import compare
 from datacache.annotations.model import Annotation, Box
 from datacache.annotations.pictures import draw as fonts
 from datacache.annotations.pictures.draw import BASE, BEFORE, DARK, _Tags, colours_of, draw_boxes, ink_on, mix

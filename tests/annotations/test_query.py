@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from datacache.annotations.comparison import compare
+from datacache.annotations.comparing.changes import compare
 from datacache.annotations.model import Annotation
 from datacache.annotations.query import BOX_FIELDS, FIELDS, HINT, Query, count, find, find_paths
 from datacache.annotations.shapes.clip import area_of

@@ -2,7 +2,7 @@
 
 Two arrays have a byte for each box: `size` has the bin of its shorter side in the upper four bits and that of its area
 in the lower, `aspect` that of its shape, `place` the cell of its centre in a grid over the image. `sides`, `areas` and
-`aspects` have a bit for each bin in which an image has a box. Used by `browsing` and `histograms`. Pure functions.
+`aspects` have a bit for each bin in which an image has a box. Used by `browser` and `histograms`. Pure functions.
 """
 
 from __future__ import annotations

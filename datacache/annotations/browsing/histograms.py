@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from datacache.annotations.box_bins import CELLS, EDGES, counted
-from datacache.annotations.browsing import Browser, Matches
+from datacache.annotations.browsing.box_bins import CELLS, EDGES, counted
+from datacache.annotations.browsing.browser import Browser, Matches
 from datacache.annotations.table.ranges import UNUSABLE
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class HistogramBar(NamedTuple):
     """None for the number itself; infinite for the last bar."""
     images: int
     condition: str
-    """It finds these images among those of the filter."""
+    """Finds these images among those of the filter."""
 
 
 class Histogram(NamedTuple):
@@ -73,7 +73,7 @@ class ObjectBar(NamedTuple):
     objects: int
     images: int
     condition: str
-    """It finds these images among those of the filter."""
+    """Finds these images among those of the filter."""
 
 
 class ObjectPlots(NamedTuple):

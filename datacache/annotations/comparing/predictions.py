@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from datacache.annotations.compared import Collector, Compared
-from datacache.annotations.matching import (
+from datacache.annotations.comparing.compared import Collector, Compared
+from datacache.annotations.comparing.matching import (
     CROWD,
     FALSE_ALARM,
     HIT,

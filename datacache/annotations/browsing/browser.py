@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 
-from datacache.annotations.box_bins import count_in_bins, has_bins, make_box_bins
+from datacache.annotations.browsing.box_bins import count_in_bins, has_bins, make_box_bins
+from datacache.annotations.browsing.vectorized import RowWise, Vectorized
 from datacache.annotations.query import (
     BOX_FIELDS,
     OF_DETAILS,
@@ -36,7 +37,6 @@ from datacache.annotations.table.paths import Paths, path_arrays
 from datacache.annotations.table.ranges import ANNOTATED, Row, Summary, problem_codes, sources
 from datacache.annotations.table.shapes import SHAPED
 from datacache.annotations.table.table import LabelCount, Table
-from datacache.annotations.vectorized import RowWise, Vectorized
 from datacache.core.errors import CorruptManifestError, UsageError
 
 if TYPE_CHECKING:

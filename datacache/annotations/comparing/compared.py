@@ -1,4 +1,4 @@
-"""What came out of comparing two annotation tables, as arrays: which images, what happened to which of their classes.
+"""Hold what came out of comparing two annotation tables as arrays: which images, and what happened to which classes.
 
 An image takes some 20 bytes, and a class of it that something happened to nine. Made by `find_differences` for two
 versions, and by `predictions.match_tables` for predictions and labels; asked by the web page. Immutable; any thread.
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from datacache.annotations.comparison import Changed, compare
+from datacache.annotations.comparing.changes import Changed, compare
 from datacache.annotations.pairing import is_image
 from datacache.annotations.table.ranges import Row
 from datacache.annotations.table.table import Table
@@ -249,7 +249,7 @@ def find_differences(
                 flags |= bit["image-added" if each.before is None else "image-gone"]
             else:
                 flags |= bit["annotated"]
-            changes += each.changes if each else []
+            changes += each.objects if each else []
         found.add(of_path[0][1], flags, map(event, changes))
     return found.finish()
 

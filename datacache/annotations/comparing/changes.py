@@ -47,13 +47,10 @@ class Changed(NamedTuple):
     path: str
     before: Row | None
     after: Row | None
-    changes: list[ObjectChange]
+    objects: list[ObjectChange]
+    """Those that differ; all of an image that is in one version alone."""
     numbers: tuple[int, int]
     """Of the rows in their tables; -1 where there is none."""
-
-    def objects(self) -> list[ObjectChange]:
-        """Return the objects that differ; all of an image that is in one version alone."""
-        return self.changes
 
 
 def compare(

@@ -3,7 +3,7 @@
 The source that `query.Program` made is read again with Python's parser and written anew: `and` becomes a call of
 `np.logical_and`, and so on. Comparisons of texts become columns of truths: those of a path with what was typed are left
 to the caller (`PathTest`), and the others stay as they are and are evaluated row by row. Nothing that was typed is ever
-run. Used by `browsing`; pure functions, any thread.
+run. Used by `browser`; pure functions, any thread.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class RowWise(NamedTuple):
     run: Callable[[Sequence[Sequence[Any]]], list[bool]]
     """Takes the columns, of equal length."""
     test: PathTest | None = None
-    """The same in other words, where there are any."""
+    """Tests all paths at once instead, where that is possible."""
 
 
 class Vectorized:
