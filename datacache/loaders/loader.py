@@ -15,7 +15,7 @@ from datacache.core.counters import Counters, counters_of
 from datacache.core.errors import UsageError
 from datacache.loaders.device import DevicePrefetcher
 from datacache.loaders.order import OrderOptions, State
-from datacache.loaders.processes import keep_freed_memory, processors
+from datacache.loaders.processes import keep_freed_memory, processors, worker_context
 from datacache.loaders.sampler import EpochSampler
 from datacache.loaders.tuning.autotune import Choice, choose, shut_down
 from datacache.loaders.tuning.clock import Clocks, Measured, MeasuredCollate, enter_worker
@@ -226,7 +226,7 @@ class Loader:
                 drop_last=self.drop_last,
                 collate_fn=MeasuredCollate(self._collate, clocks),
                 pin_memory=self._pin_memory,
-                multiprocessing_context=self._context if workers else None,
+                multiprocessing_context=worker_context(self._context) if workers else None,
                 worker_init_fn=partial(_init_worker, clocks, self._worker_init),
                 generator=self._generator,
                 **(self._of_workers if workers else {}),

@@ -1,11 +1,17 @@
-"""The loading process: its processors, its rank, and the C library's memory. Any thread; no PyTorch."""
+"""The loading process: its processors, its rank, how its workers start, and the C library's memory. Any thread; no
+PyTorch."""
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import logging
+import multiprocessing
 import os
 import sys
+from multiprocessing.context import BaseContext
+from multiprocessing.sharedctypes import RawValue
+from typing import Any
 
 from datacache.core.concurrency import PerProcess
 from datacache.core.cores import cores
@@ -43,6 +49,44 @@ def rank_and_world(rank: int | None = None, world: int | None = None) -> tuple[i
             hint="torchrun sets both; or give `rank` and `world`.",
         )
     return int(given), int(of)
+
+
+# --- workers --------------------------------------------------------------------------------------------------------
+
+
+def start_method(context: Any = None) -> str:
+    """Return how workers are started with a DataLoader's `multiprocessing_context`. Without one, do not make the choice
+    final as `multiprocessing` would."""
+    if context is None:
+        return multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
+    return context if isinstance(context, str) else str(context.get_start_method())
+
+
+def worker_context(context: Any = None) -> BaseContext:
+    """Return a DataLoader's `multiprocessing_context` (None: how workers start by default) of which no killed worker
+    leaves a loop over batches waiting forever.
+
+    PyTorch's workers ask an event with every batch whether they are to end, and its lock stays locked where one is
+    killed (by the kernel, for memory) in that moment. The training would wait for it. This context's events have none.
+    """
+    chosen = copy.copy(
+        multiprocessing.get_context(start_method(context)) if isinstance(context, str | None) else context
+    )
+    chosen.Event = _Flag  # type: ignore[method-assign]
+    return chosen
+
+
+class _Flag:
+    """As much of `multiprocessing.Event` as a DataLoader uses."""
+
+    def __init__(self) -> None:
+        self._byte = RawValue(ctypes.c_bool)
+
+    def is_set(self) -> bool:
+        return bool(self._byte.value)
+
+    def set(self) -> None:
+        self._byte.value = True
 
 
 # --- memory ---------------------------------------------------------------------------------------------------------

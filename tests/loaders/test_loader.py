@@ -20,6 +20,7 @@ from datacache.core import counters
 from datacache.core.errors import UsageError
 from datacache.loaders.loader import Loader, loader
 from datacache.loaders.packed import EmptyBatch
+from datacache.loaders.processes import worker_context
 from datacache.loaders.tuning import clock as timing
 from datacache.settings import load_settings
 from datacache.tiers.memory import counters_dir
@@ -279,6 +280,25 @@ def test_a_killed_worker_is_an_error_and_the_next_iteration_has_new_ones():
         finally:
             signal.signal(signal.SIGCHLD, handler)
         assert sum(1 for _ in batches) == 13
+
+
+def _ask(event: Any) -> None:
+    while not event.is_set():
+        pass
+
+
+def test_a_worker_that_is_killed_as_it_asks_whether_to_end_leaves_nothing_locked():
+    context = worker_context("fork")
+    event = context.Event()
+    for _ in range(20):
+        worker = context.Process(target=_ask, args=(event,))
+        worker.start()
+        time.sleep(0.01)
+        worker.kill()
+        worker.join()
+        assert not event.is_set()
+    event.set()
+    assert event.is_set()
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -23,6 +23,7 @@ from datacache.core.errors import (
     TasksError,
     UsageError,
 )
+from datacache.loaders.processes import worker_context
 from datacache.loaders.source import is_skippable
 from datacache.loaders.tasks.held import HeldTask, HeldTasks
 from datacache.loaders.tasks.plan import Plan
@@ -122,7 +123,7 @@ class ElasticDataset:
             "num_workers": num_workers,
             "prefetch_factor": prefetch_factor,
             "pin_memory": pin_memory,
-            "multiprocessing_context": multiprocessing_context,
+            "multiprocessing_context": worker_context(multiprocessing_context) if num_workers else None,
             "persistent_workers": num_workers > 0,
         }
         self._held = HeldTasks(tasks, self.worker, report_every_s=report_every_s)
@@ -195,7 +196,7 @@ class ElasticDataset:
 
         from datacache.loaders.loader import default_collate
         from datacache.loaders.packed import CollateUnlessEmpty
-        from datacache.loaders.tuning.autotune import shut_down, start_method
+        from datacache.loaders.tuning.autotune import shut_down
 
         if self._iterating:
             raise UsageError("this ElasticDataset is being iterated over already")
@@ -206,8 +207,8 @@ class ElasticDataset:
             self._first_samples = self._check_spans()
             collate = CollateUnlessEmpty(self._collate_fn or default_collate(self.dataset))
             # The parent of workers may also be a fork server, which outlives the training.
-            method = start_method(self._options["multiprocessing_context"])
-            parent = os.getpid() if self._options["num_workers"] and method != "forkserver" else 0
+            context = self._options["multiprocessing_context"]
+            parent = os.getpid() if context is not None and context.get_start_method() != "forkserver" else 0
             init = partial(_init_worker, parent, self._worker_init_fn)
             loader = DataLoader(
                 self.dataset, batch_sampler=_Sampler(self), collate_fn=collate, worker_init_fn=init, **self._options

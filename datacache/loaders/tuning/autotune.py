@@ -22,7 +22,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from datacache.loaders.processes import processors
+from datacache.loaders.processes import processors, start_method, worker_context
 from datacache.loaders.tuning.clock import Clocks, Measured, MeasuredCollate, enter_worker
 from datacache.loaders.tuning.report import Report, Tally, diagnose, share
 
@@ -109,7 +109,7 @@ def measure(
         num_workers=workers,
         collate_fn=MeasuredCollate(collate, clocks),
         worker_init_fn=partial(enter_worker, clocks),
-        multiprocessing_context=(context or start_method()) if workers else None,
+        multiprocessing_context=worker_context(context) if workers else None,
         generator=torch.Generator(),
     )
     iterator = iter(dataloader)
@@ -151,14 +151,6 @@ def best(tried: Sequence[Report]) -> Report:
 def shut_down(iterator: Any) -> None:
     """End the workers of a DataLoader's iterator now, not when it is collected."""
     getattr(iterator, "_shutdown_workers", lambda: None)()
-
-
-def start_method(context: Any = None) -> str:
-    """Return how workers are started with a DataLoader's `multiprocessing_context`. Without one, do not make the choice
-    final as `multiprocessing` would."""
-    if context is None:
-        return multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
-    return context if isinstance(context, str) else str(context.get_start_method())
 
 
 class _Trial:
