@@ -46,6 +46,7 @@ if [ "$extra" = test ]; then
   need radosgw have radosgw
   need s3fs have s3fs
   need strace have strace
+  need ffmpeg have ffmpeg  # frames of videos are compared with its
   need iproute2 have tc  # nodes of a cluster in the tests are network namespaces
   need faketime have faketime
   need e2fsprogs have mkfs.ext4  # a disk that fails in the tests is ext4 on a loop device
