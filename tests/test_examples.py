@@ -20,7 +20,7 @@ from datacache.core.errors import ObjectNotFoundError
 from datacache.settings import Settings, load_settings
 from datacache.torch import ShardDataset
 from dataset_cli.demo import story
-from dataset_cli.demo.detector import Detector, Found, look, loss, overlap, score, train
+from dataset_cli.demo.detector import CentreNetwork, Found, look, loss, overlap, score, train
 from dataset_cli.demo.faces import draw_faces
 from tests.servers import RcloneS3
 
@@ -245,7 +245,7 @@ def test_the_loss_is_least_for_the_outputs_that_mean_the_boxes() -> None:
 def test_boxes_found_lie_in_the_image_and_are_distinct() -> None:
     torch.manual_seed(0)
     images = torch.randint(0, 256, (2, 64, 80, 3), dtype=torch.uint8)
-    for found in Detector(2).find(images):
+    for found in CentreNetwork(2).find(images):
         assert found.boxes.shape == (len(found.labels), 4)
         assert bool((found.boxes >= 0).all())
         assert float(found.boxes[:, 0::2].max()) <= 80

@@ -56,7 +56,7 @@ class Found(NamedTuple):
     """float32 (n,), from 0 to 1."""
 
 
-class Detector(nn.Module):
+class CentreNetwork(nn.Module):
     """Takes images as the datasets give them, uint8 of n x height x width x 3; gives heat maps (logits), logarithms of
     sizes and offsets of centres, of n x (classes, 2, 2) x height / 8 x width / 8."""
 
@@ -275,7 +275,7 @@ def train(
     workers: int | None = None,
     seed: int = 0,
     on_epoch: Callable[[Epoch], Any] = lambda _epoch: None,
-) -> tuple[Detector, list[Epoch]]:
+) -> tuple[CentreNetwork, list[Epoch]]:
     """Return a detector of the dataset's classes, trained for so many epochs or seconds, whichever is over first; at
     least one step. `UsageError` where neither is given, and for a device that is not there."""
     if epochs is None and seconds is None:
@@ -284,7 +284,7 @@ def train(
         raise UsageError(f"there is no {device} here", hint="device='cpu'.")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        network = Detector(len(dataset.classes))
+        network = CentreNetwork(len(dataset.classes))
     network = network.to(device, memory_format=torch.channels_last)
     optimiser = torch.optim.AdamW(network.parameters(), lr=_RATE, weight_decay=1e-4)
     chance = torch.Generator().manual_seed(seed)
@@ -322,7 +322,7 @@ def train(
     return network.eval(), done
 
 
-def look(network: Detector, dataset: ShardDataset, *, batch_size: int = 16) -> tuple[list[Found], list[Any]]:
+def look(network: CentreNetwork, dataset: ShardDataset, *, batch_size: int = 16) -> tuple[list[Found], list[Any]]:
     """Return all that the detector finds in each image of a dataset, and the targets, both on the CPU."""
     device = next(network.parameters()).device
     found: list[Found] = []

@@ -19,7 +19,7 @@ from datacache import api
 from datacache.core.errors import ObjectNotFoundError
 from datacache.settings import Settings
 from datacache.torch import ShardDataset
-from dataset_cli.demo.detector import MULTIPLE, Detector, Found, right
+from dataset_cli.demo.detector import MULTIPLE, CentreNetwork, Found, right
 
 _LONGEST_PX = 320
 _READ_BYTES = 4 * 2**20
@@ -105,7 +105,7 @@ def same(one: Sequence[Found], other: Sequence[Found]) -> bool:
     return all(torch.equal(*pair) for pair in pairs)
 
 
-def put_model(url: str, network: Detector, about: dict[str, Any], settings: Settings) -> None:
+def put_model(url: str, network: CentreNetwork, about: dict[str, Any], settings: Settings) -> None:
     """Store a detector as one object. `about` is kept with it: plain values, at least the names of the `classes`."""
     out = io.BytesIO()
     weights = {name: value.cpu() for name, value in network.state_dict().items()}
@@ -115,7 +115,7 @@ def put_model(url: str, network: Detector, about: dict[str, Any], settings: Sett
         store.put(key, out.getvalue())
 
 
-def get_model(url: str, settings: Settings, device: str = "cpu") -> tuple[Detector, dict[str, Any]]:
+def get_model(url: str, settings: Settings, device: str = "cpu") -> tuple[CentreNetwork, dict[str, Any]]:
     """Return a stored detector, and what is known about it."""
     store_url, key = api.split_object_url(url)
     with closing(api.open_store(store_url, settings)) as store:
@@ -123,6 +123,6 @@ def get_model(url: str, settings: Settings, device: str = "cpu") -> tuple[Detect
         starts = range(0, ref.size_bytes, _READ_BYTES)
         data = b"".join(store.read(ref, start, min(start + _READ_BYTES, ref.size_bytes)) for start in starts)
     stored = torch.load(io.BytesIO(data), map_location=device, weights_only=True)
-    network = Detector(len(stored["about"]["classes"]))
+    network = CentreNetwork(len(stored["about"]["classes"]))
     network.load_state_dict(stored["weights"])
     return network.to(device, memory_format=torch.channels_last).eval(), stored["about"]
