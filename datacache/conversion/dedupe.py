@@ -28,8 +28,8 @@ from datacache.conversion.contents import ImageContents
 from datacache.conversion.files import Files, Part
 from datacache.conversion.images import decode, expect_decodable
 from datacache.conversion.index import with_entries
-from datacache.conversion.parallel import ordered_map
 from datacache.core.errors import AnnotationError, BrokenImageError, UsageError
+from datacache.core.parallel import ordered_map
 from datacache.reader.snapshot import Snapshot
 
 MOST_BITS = 8

@@ -45,9 +45,9 @@ from datacache.conversion.operations import (
     carry,
     plan,
 )
-from datacache.conversion.parallel import ordered_map
 from datacache.core.concurrency import PerProcess
 from datacache.core.errors import AnnotationError, BrokenImageError
+from datacache.core.parallel import ordered_map
 from datacache.reader.snapshot import Snapshot
 
 Pixels = NDArray[Any]

@@ -42,10 +42,10 @@ from datacache.annotations.table.ranges import Row
 from datacache.annotations.table.table import KEY_BYTES, EncodedRange, Table, TableBuilder, encode_range
 from datacache.catalog.base import Catalog
 from datacache.conversion.files import Data, Files, Part
-from datacache.conversion.parallel import ordered_map
 from datacache.conversion.source import AnnotationSource, Item, SaidAside
 from datacache.core.cores import cores
 from datacache.core.errors import AnnotationError, BrokenImageError, CorruptManifestError, UsageError
+from datacache.core.parallel import ordered_map
 from datacache.manifest.codec import ends_range
 from datacache.manifest.model import BlobId, Entry
 from datacache.manifest.reader import Manifest

@@ -22,11 +22,11 @@ from datacache.catalog.base import Catalog
 from datacache.catalog.commit import commit_manifest
 from datacache.conversion.index import VERSION as READER_VERSION
 from datacache.conversion.index import Annotations, Reading
-from datacache.conversion.parallel import ordered_map
 from datacache.core.concurrency import map_in_threads
 from datacache.core.counters import count
 from datacache.core.errors import ShardError, UsageError
 from datacache.core.html import html_table
+from datacache.core.parallel import ordered_map
 from datacache.manifest.builder import ManifestBuilder
 from datacache.manifest.model import Entry, Lineage, Naming, SnapshotRecord, Source
 from datacache.reader.snapshot import Snapshot

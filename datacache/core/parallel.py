@@ -1,7 +1,8 @@
 """Work spread over processes, results in order: the same whatever the number of processes.
 
-Used by the annotation index and by image operations. Worker processes are made by `fork()`, so the worker reaches them
-without being copied, and whatever holds connections opens its own there (`core.concurrency.PerProcess`).
+Used by the annotation index, image operations, shards and the import of videos. Worker processes are made by `fork()`,
+so the worker reaches them without being copied, and whatever holds connections opens its own there
+(`core.concurrency.PerProcess`).
 """
 
 from __future__ import annotations

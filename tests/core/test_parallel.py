@@ -13,8 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from datacache.conversion.parallel import ordered_map
 from datacache.core.errors import DatacacheError, UsageError
+from datacache.core.parallel import ordered_map
 
 
 class Add:
@@ -102,7 +102,7 @@ def test_a_killed_parent_leaves_no_workers_behind(tmp_path) -> None:
     script = tmp_path / "parent.py"
     script.write_text(
         "import os, time, pathlib\n"
-        "from datacache.conversion.parallel import ordered_map\n"
+        "from datacache.core.parallel import ordered_map\n"
         f"folder = pathlib.Path({str(tmp_path)!r})\n"
         "class Sleep:\n"
         "    def work(self, n):\n"
