@@ -13,7 +13,7 @@ and `spawn`, with samplers of any kind. Parts that are not datasets are imported
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from os import PathLike
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 from datacache.api import open_catalog, open_shards, open_snapshot
 from datacache.api.options import QueryOptions, make_query, take
 from datacache.api.progress import of_images, shown
+from datacache.core.errors import UsageError
 from datacache.core.front import front
 from datacache.settings import Settings, load_settings
 
@@ -39,6 +40,8 @@ except ModuleNotFoundError as exc:
 if TYPE_CHECKING:
     from datacache.loaders.device import DevicePrefetcher
     from datacache.loaders.loader import Loader, loader
+    from datacache.loaders.mixed import MixedDataset
+    from datacache.loaders.mixed_order import Stop
     from datacache.loaders.sampler import EpochSampler
     from datacache.loaders.tasks.elastic import ElasticDataset
 
@@ -47,6 +50,7 @@ __all__ = [
     "ElasticDataset",
     "EpochSampler",
     "Loader",
+    "MixedDataset",
     "PackedBatch",
     "ShardDataset",
     "ShardStream",
@@ -54,6 +58,7 @@ __all__ = [
     "collate",
     "collate_ultralytics",
     "loader",
+    "mix",
 ]
 __getattr__, _ = front(__name__)
 
@@ -161,3 +166,53 @@ class ShardDataset(ShardSamples):
 
     def __repr__(self) -> str:
         return f"<ShardDataset {self.shards.files.where}: {len(self):,} samples, targets: {self.kind}>"
+
+
+def mix(
+    parts: Mapping[str, float] | Iterable[tuple[str | SampleDataset, float]],
+    *,
+    classes: Sequence[str] | None = None,
+    stop: Stop = "all",
+    **arguments: Any,
+) -> MixedDataset:
+    """Return several data sets as one, whose batches draw from each by its weight.
+
+        dataset = mix({"mask@v3": 0.7, "faces@v1": 0.3}, decode="rgb", size=(224, 224))
+        with loader(dataset, batch_size=64, seed=1) as batches:  # 45 of mask and 19 of faces, or one more or less
+            ...
+
+    Weights have any sum above 0. A part is a reference, opened as a `SnapshotDataset` with `arguments`, or in a list of
+    pairs a dataset of ours as it is: `mix([(ShardDataset("./shards"), 2), ("faces@v1", 1)])`. They have targets of one
+    kind and are read in one way; `size` and `transform` are each part's own. Class ids are those of the union of all
+    classes, by name in the order of the parts, or of `classes`, which has to name them all.
+
+    An epoch ends when every part has come whole: that which is largest for its weight comes once, the others begin
+    anew, in another order. With `stop="first"` it ends when the first part has come whole, and the next epoch goes on
+    where this one has left the others. Either way a part's samples come equally often, to within one time.
+
+    `loader` and `EpochSampler` have the shares in every stretch of an epoch, on all ranks together, and resume as with
+    one data set. Other samplers, given each number of 0 … len-1 once, have those of an epoch with `stop="all"`, and
+    each sample once with `stop="first"`.
+
+    Raises what `SnapshotDataset` raises, and `UsageError` where parts do not go together.
+    """
+    from datacache.loaders.mixed import MixedDataset
+
+    pairs = list(parts.items() if isinstance(parts, Mapping) else parts)
+    opened: dict[str, SampleDataset] = {}
+    datasets: list[SampleDataset] = []
+    for part, _ in pairs:
+        if isinstance(part, str):
+            opened[part] = opened.get(part) or SnapshotDataset(part, **arguments)
+        elif not isinstance(part, SampleDataset) or isinstance(part, MixedDataset):
+            raise UsageError(
+                f"a mix has no part that is a {type(part).__name__}",
+                hint="Give references, and datasets of datacache.torch; of another mix its parts.",
+            )
+        datasets.append(opened[part] if isinstance(part, str) else part)
+    if arguments and not opened:
+        raise UsageError(
+            f"{', '.join(arguments)}: these are for parts that are opened here, and all are datasets already",
+            hint="Give them to the datasets.",
+        )
+    return MixedDataset(datasets, [weight for _, weight in pairs], classes=classes, stop=stop)

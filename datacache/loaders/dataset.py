@@ -137,11 +137,11 @@ class SampleDataset(SampleSource, Dataset):
         data = empty((total,))
         starts = offsets[:-1].tolist()
         out = memoryview(data.numpy())
-        left = self._copy_here(numbers, out, starts)
+        left = self.copy_here(numbers, out, starts)
         began = clock.lap(timing.READ, began)
         lost: list[int] = []
         if left:
-            for at, found in zip(left, self._fetch([samples[at] for at in left]), strict=True):
+            for at, found in zip(left, self.fetch([samples[at] for at in left]), strict=True):
                 if isinstance(found, DatacacheError):
                     self._unless_skipped(found)
                     lost.append(at)
@@ -166,7 +166,7 @@ class SampleDataset(SampleSource, Dataset):
         )
 
     def _sample(self, sample: int, data: bytes | memoryview) -> Any:
-        options = self.options
+        options = self._options_of(sample)
         clock = timing.clock()
         began = clock.start()
         target = None if self.kind is None else self.target(sample)
@@ -185,6 +185,10 @@ class SampleDataset(SampleSource, Dataset):
         given = options.transform(image) if self.kind is None else options.transform(image, target)
         clock.lap(timing.TRANSFORM, began)
         return given
+
+    def _options_of(self, _sample: int) -> Options:
+        """Return how a sample is decoded and transformed."""
+        return self.options
 
     @staticmethod
     def _expect(found: Read) -> bytes | memoryview:

@@ -33,9 +33,10 @@ class Loader:
 
     `num_workers` and `prefetch_factor`: measured for about two seconds when they are first needed, unless given
     (`choice` says what was found; 0 workers is best where nothing has to be decoded). `shuffle` (by default True),
-    `seed`, `rank`, `world`, `even`, `lookahead`: see `EpochSampler`. With `device`, batches are on that device, copied
-    while the one before is computed on. `collate_fn` is `datacache.torch.collate` for our datasets and PyTorch's for
-    others.
+    `seed`, `rank`, `world`, `even`, `lookahead`: see `EpochSampler`. `multiple_of` is for gradients that are added up
+    over several batches: the number of each rank's batches in an epoch is a multiple of it, and all are full. With
+    `device`, batches are on that device, copied while the one before is computed on. `collate_fn` is
+    `datacache.torch.collate` for our datasets and PyTorch's for others.
 
     Each iteration is the next epoch, or the one that `set_epoch` names; after `load_state_dict` it is what is left of
     the epoch of the state. `state_dict` counts the batches that the training got, not those that workers have ready.
@@ -71,6 +72,8 @@ class Loader:
         self.dataset, self.batch_size, self.drop_last = dataset, batch_size, drop_last
         self.device = device
         settings = settings or getattr(dataset, "settings", None) or load_settings()
+        if "multiple_of" in order:
+            order["multiple_of"] *= batch_size  # from here on it counts samples
         self._sampler = EpochSampler(dataset, settings=settings, **order)
         from datacache.loaders.packed import CollateUnlessEmpty
 

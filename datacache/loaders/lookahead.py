@@ -11,7 +11,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
@@ -53,7 +53,7 @@ class Plannable(Protocol):
 
     def plan_items(self, samples: NDArray[np.int64]) -> NDArray[np.uint32]:
         """Return what each of these samples reads: shape (n, 1), the row of a whole object; or (n, 3), the row, the
-        object's first block that is read, and how many are."""
+        object's first block that is read, and how many are: 0 for a sample that reads nothing of this source."""
         ...
 
 
@@ -184,8 +184,44 @@ class Lookahead:
                 yield np.ascontiguousarray(self._dataset.plan_items(samples), dtype="<u4").tobytes()
 
 
-publish = Lookahead
-"""As it is called where an order is read: `with publish(settings, dataset, order) as plan`."""
+class Lookaheads:
+    """The lookaheads of one order that reads from several sources: one for each, all at the same position."""
+
+    def __init__(self, each: Sequence[Lookahead]) -> None:
+        self._each = tuple(each)
+
+    def advance(self, position: int) -> None:
+        for each in self._each:
+            each.advance(position)
+
+    def close(self) -> None:
+        for each in self._each:
+            each.close()
+
+    def wait_sent(self, timeout_s: float = 30.0) -> bool:
+        return all(each.wait_sent(timeout_s) for each in self._each)
+
+    def __enter__(self) -> Lookaheads:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def publish(
+    settings: Settings,
+    dataset: Plannable,
+    order: NDArray[np.int64] | Order,
+    *,
+    next_order: NDArray[np.int64] | Order | None = None,
+    start: int = 0,
+) -> Lookahead | Lookaheads:
+    """Return the lookahead of an order: `with publish(settings, dataset, order) as plan`. Where `dataset` has
+    `plan_parts`, these are what has a source each."""
+    parts = dataset.plan_parts() if hasattr(dataset, "plan_parts") else None
+    if parts is None:
+        return Lookahead(settings, dataset, order, next_order=next_order, start=start)
+    return Lookaheads([Lookahead(settings, part, order, next_order=next_order, start=start) for part in parts])
 
 
 class _ClosedError(Exception):

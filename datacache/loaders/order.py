@@ -18,7 +18,8 @@ function and the hash are the finaliser of SplitMix64 (Steele, Lea and Flood 201
 generators"; its constants are David Stafford's "Mix13"), written out here so that orders never depend on NumPy's
 version: states of trainings rely on them, and they may never change. Good enough for shuffling, not for secrets.
 
-Used by samplers, streams and task queues. Pure NumPy; immutable, so any thread may use them.
+Used by samplers, streams and task queues; `mixed_order` has the order of several data sets. Pure NumPy; immutable, so
+any thread may use them.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ import hashlib
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, TypeAlias, TypedDict
+from typing import Any, Final, Literal, TypeAlias, TypedDict, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -57,6 +58,7 @@ class OrderOptions(TypedDict, total=False):
     rank: int | None
     world: int | None
     even: Even
+    multiple_of: int
     lookahead: bool
 
 
@@ -72,6 +74,8 @@ class Ordering:
     """If not given, asked for each time, see `rank_and_world`: ranks are often known later than loaders."""
     even: Even = "pad"
     """See `RankOrder`."""
+    multiple_of: int = 1
+    """See `RankOrder`."""
     lookahead: bool = True
     """Publish the order to the node's daemon."""
 
@@ -80,6 +84,10 @@ class Ordering:
         shuffle = self.shuffle
         if isinstance(shuffle, bool):
             shuffle = "global" if shuffle else "none"
+        if hasattr(dataset, "mixed_order"):
+            if groups is not None:
+                raise UsageError("the parts of a mix know their groups", hint="Leave out `groups`.")
+            return cast("EpochOrder", dataset.mixed_order(seed=self.seed, shuffle=shuffle, window=window))
         if shuffle == "blocks" and groups is None and hasattr(dataset, "groups"):
             groups = dataset.groups()
         size = dataset if isinstance(dataset, int) else len(dataset)
@@ -88,7 +96,8 @@ class Ordering:
     def share(self, order: EpochOrder, ranks: tuple[int, int] | None = None, stages: Sequence[Stage] = ()) -> RankOrder:
         """Return what a rank, by default this process's, takes of what `stages` left of an order."""
         rank, world = ranks or self.ranks()
-        return RankOrder(order, rank=rank, world=world, even=self.even, stages=stages)
+        how: Any = {"even": self.even, "multiple_of": self.multiple_of}
+        return RankOrder(order, rank=rank, world=world, stages=stages, **how)
 
     def ranks(self) -> tuple[int, int]:
         """Return this process's rank, and the number of ranks."""
@@ -175,16 +184,28 @@ class RankOrder:
 
     `even` says what is done where the samples cannot be divided by the number of ranks: "pad": the last ranks repeat
     the first samples of what is left, so that all have the same number (as PyTorch's DistributedSampler does it);
-    "drop": the last samples are left out in this epoch; "uneven": the first ranks have one more.
+    "drop": the last samples are left out in this epoch; "uneven": the first ranks have one more. Where each rank's
+    number of samples is to be a multiple of `multiple_of`, "pad" repeats and "drop" leaves out so many more.
     """
 
     def __init__(
-        self, order: EpochOrder, *, rank: int = 0, world: int = 1, even: Even = "pad", stages: Sequence[Stage] = ()
+        self,
+        order: EpochOrder,
+        *,
+        rank: int = 0,
+        world: int = 1,
+        even: Even = "pad",
+        multiple_of: int = 1,
+        stages: Sequence[Stage] = (),
     ) -> None:
         if not 0 <= rank < world:
             raise UsageError(f"There is no rank {rank} of {world}.", hint="Ranks are 0 … world-1.")
         if even not in ("pad", "drop", "uneven"):
             raise UsageError(f"`even` is 'pad', 'drop' or 'uneven', not {even!r}.")
+        if multiple_of < 1:
+            raise UsageError(f"multiple_of={multiple_of!r}: it is a number from 1 on")
+        if even == "uneven" and multiple_of > 1:
+            raise UsageError("uneven ranks have no multiple of anything", hint="even='pad' or 'drop'.")
         self.order = order
         self.rank = rank
         self.world = world
@@ -193,9 +214,9 @@ class RankOrder:
         self.left = left = len(self._left)
         """How many samples `stages` left to all ranks together."""
         if even == "pad":
-            self._length = -(-left // world)
+            self._length = -(-left // (world * multiple_of)) * multiple_of
         elif even == "drop":
-            self._length = left // world
+            self._length = left // (world * multiple_of) * multiple_of
         else:
             self._length = max(0, -(-(left - rank) // world))
 
@@ -226,7 +247,7 @@ class RankOrder:
             "epoch": self.order.epoch,
             "world": self.world,
             "rank": self.rank,
-            "taken": taken,
+            "taken": min(taken, -(-self.left // self.world)),  # what was repeated to fill up is not to be taken again
             "stages": as_json(self.stages),
         }
 
@@ -375,10 +396,15 @@ def _nearly_mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def _by_hash(size: int, key: int) -> NDArray[np.int64]:
-    """Return the numbers sorted by SplitMix64's outputs for this key, no two of which are the same."""
-    mixed = _nearly_mixed(np.arange(1, size + 1, dtype=np.uint64) * np.uint64(_GOLDEN) + np.uint64(key & _MASK))
+    return np.argsort(sort_keys(np.arange(size, dtype=np.uint64), key), kind="stable").astype(np.int64)
+
+
+def sort_keys(numbers: NDArray[np.uint64], key: int) -> NDArray[np.uint64]:
+    """Return SplitMix64's outputs for this key at these places of its sequence, no two of which are the same: sorting
+    by them shuffles."""
+    mixed = _nearly_mixed((numbers + np.uint64(1)) * np.uint64(_GOLDEN) + np.uint64(key & _MASK))
     mixed ^= mixed >> np.uint64(31)
-    return np.argsort(mixed, kind="stable").astype(np.int64)
+    return mixed
 
 
 # --- what is left ---------------------------------------------------------------------------------------------------

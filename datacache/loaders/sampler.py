@@ -15,7 +15,7 @@ from typing import Any, Final, Unpack, cast
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from datacache.loaders.lookahead import Lookahead, PlanSource, publish
+from datacache.loaders.lookahead import Lookahead, Lookaheads, Plannable, PlanSource, publish
 from datacache.loaders.order import Ordering, OrderOptions, RankOrder, Remaining, Stage, State, stages_of
 from datacache.settings import Settings, load_settings
 
@@ -30,7 +30,8 @@ class EpochSampler:
     DistributedSampler; without `set_epoch` each epoch has the same order.
 
     `dataset` is a dataset or the number of its samples. `shuffle` is "global" (True), "none" (False) or "blocks", which
-    takes `groups` (by default `dataset.groups()`) and `window`; see `EpochOrder`, and `RankOrder` for `even`. `rank`
+    takes `groups` (by default `dataset.groups()`) and `window`; see `EpochOrder`, and `RankOrder` for `even` and
+    `multiple_of`, which counts samples here: it is 256 for gradients that are added up over four batches of 64. `rank`
     and `world` are, if not given, torch.distributed's once it is initialised, else the variables RANK and WORLD_SIZE,
     else 0 of 1. With `lookahead` the order is published to the daemon, where the dataset, or what it is a
     torch.utils.data.Subset of, reads through one.
@@ -45,7 +46,7 @@ class EpochSampler:
         settings: Settings | None = None,
         **order: Unpack[OrderOptions],
     ) -> None:
-        self._lookahead: Lookahead | None = None
+        self._lookahead: Lookahead | Lookaheads | None = None
         self.ordering = Ordering(**order)
         self._order = self.ordering.of(dataset, groups=groups, window=window)
         self._window, self._settings = window, settings
@@ -156,7 +157,7 @@ class EpochSampler:
             if not iteration.finished and lookahead is not None and lookahead is self._lookahead:
                 self.close()
 
-    def _publish(self, order: RankOrder) -> Lookahead | None:
+    def _publish(self, order: RankOrder) -> Lookahead | Lookaheads | None:
         if self._dataset is None:
             return None
         before, self._lookahead = self._lookahead, None
@@ -199,6 +200,10 @@ class _PartPlan:
 
     def plan_source(self) -> PlanSource | None:
         return cast("PlanSource | None", self._dataset.plan_source())
+
+    def plan_parts(self) -> list[Plannable] | None:
+        parts = self._dataset.plan_parts() if hasattr(self._dataset, "plan_parts") else None
+        return None if parts is None else [_PartPlan(part, self._indices) for part in parts]
 
     def plan_items(self, samples: NDArray[np.int64]) -> NDArray[np.uint32]:
         for indices in self._indices:

@@ -52,14 +52,16 @@ class ShardSamples(SampleDataset, ShardSource):
 
         The batches are the same for any number of workers, and each epoch has an order of its own: see
         `ShardStream.set_epoch`. `shuffle`: `"blocks"` (or True) reads a few blocks of the shards at a time, `"global"`
-        anything from anywhere, False in the order of the shards. `seed`, `even` and `lookahead`: see `EpochSampler`.
-        `rank` and `world` are, if not given, asked for when the stream
-        is iterated: torch.distributed's once it is initialised, else RANK and WORLD_SIZE, else 0 of 1.
+        anything from anywhere, False in the order of the shards. `seed`, `even` and `lookahead`: see `EpochSampler`;
+        `multiple_of`, in batches: see `loader`. `rank` and `world` are, if not given, asked for when the stream is
+        iterated: torch.distributed's once it is initialised, else RANK and WORLD_SIZE, else 0 of 1.
         """
         if batch_size < 1:
             raise UsageError(f"batch_size={batch_size}")
         if order.get("shuffle", True) is True:
             order["shuffle"] = "blocks"
+        if "multiple_of" in order:
+            order["multiple_of"] *= batch_size  # from here on it counts samples
         ordering = Ordering(**order)
         return ShardStream(self, ordering, batch_size, drop_last=drop_last, collate=collate_fn)
 

@@ -120,15 +120,15 @@ class ShardSource(SampleSource):
             items[np.array([row is None for row in files.rows])[shards], 2] = 0
         return items
 
-    def _view_here(self, sample: int) -> bytes | memoryview | None:
+    def view_here(self, sample: int) -> bytes | memoryview | None:
         if not self._sizes[sample]:
             return None if self.shards.broken else memoryview(b"")
         return self.shards.first_here(sample)
 
-    def _copy_here(self, samples: NDArray[np.int64], out: memoryview, starts: Sequence[int]) -> list[int]:
+    def copy_here(self, samples: NDArray[np.int64], out: memoryview, starts: Sequence[int]) -> list[int]:
         return self.shards.copy_here(samples, out, starts)
 
-    def _fetch(self, samples: Sequence[int]) -> list[Read]:
+    def fetch(self, samples: Sequence[int]) -> list[Read]:
         return self.shards.read_first(samples)
 
 

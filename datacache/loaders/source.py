@@ -72,6 +72,8 @@ class SampleSource:
         """The kind of targets: `detection`, `classification`, `path`, or None for none."""
         self.classes = classes
         """The names of class ids."""
+        self.style: str | None = None
+        """Whose names and units targets of objects have: see `styles`."""
         self._sizes = sizes
 
     # --- what sources differ in --------------------------------------------------------------------------------------
@@ -94,15 +96,15 @@ class SampleSource:
     def plan_items(self, samples: NDArray[np.int64]) -> NDArray[np.uint32]:
         raise NotImplementedError
 
-    def _copy_here(self, samples: NDArray[np.int64], out: memoryview, starts: Sequence[int]) -> list[int]:
+    def copy_here(self, samples: NDArray[np.int64], out: memoryview, starts: Sequence[int]) -> list[int]:
         """Copy those samples that are on this node to `starts` in `out`; the positions of the others."""
         raise NotImplementedError
 
-    def _view_here(self, sample: int) -> bytes | memoryview | None:
+    def view_here(self, sample: int) -> bytes | memoryview | None:
         """Return a sample's verified bytes without waiting, if they are on this node."""
         raise NotImplementedError
 
-    def _fetch(self, samples: Sequence[int]) -> list[Read]:
+    def fetch(self, samples: Sequence[int]) -> list[Read]:
         """Return samples' bytes, or errors in their places, wherever they are: all at once."""
         raise NotImplementedError
 
@@ -120,11 +122,11 @@ class SampleSource:
         once. Views are not to be kept for long."""
         clock = timing.clock()
         began = clock.start()
-        found: list[Read | None] = [self._view_here(sample) for sample in samples]
+        found: list[Read | None] = [self.view_here(sample) for sample in samples]
         began = clock.lap(timing.READ, began)
         left = [at for at, data in enumerate(found) if data is None]
         if left:
-            for at, data in zip(left, self._fetch([samples[at] for at in left]), strict=True):
+            for at, data in zip(left, self.fetch([samples[at] for at in left]), strict=True):
                 found[at] = data
             clock.lap(timing.MISS, began)
         clock.count(len(samples), sum(int(self._sizes[sample]) for sample in samples), len(left))
@@ -142,6 +144,7 @@ class SnapshotSource(SampleSource):
         SampleSource.__init__(self, selection.sizes, selection.kind, selection.classes)
         self.snapshot = snapshot
         self._rows, self._targets = selection.rows, selection.targets
+        self.style = getattr(selection.targets, "style", None)
         self._ids = selection.ids
 
     def path(self, sample: int) -> str:
@@ -166,7 +169,7 @@ class SnapshotSource(SampleSource):
     def plan_items(self, samples: NDArray[np.int64]) -> NDArray[np.uint32]:
         return self._rows[samples].astype(np.uint32).reshape(-1, 1)
 
-    def _view_here(self, sample: int) -> memoryview | None:
+    def view_here(self, sample: int) -> memoryview | None:
         size = int(self._sizes[sample])
         if not size:
             return memoryview(b"")
@@ -175,7 +178,7 @@ class SnapshotSource(SampleSource):
         out = np.empty(size, np.uint8).data
         return out if self.snapshot.rows.copy_object(self._object(sample), out) else None
 
-    def _copy_here(self, samples: NDArray[np.int64], out: memoryview, starts: Sequence[int]) -> list[int]:
+    def copy_here(self, samples: NDArray[np.int64], out: memoryview, starts: Sequence[int]) -> list[int]:
         left, copy = [], self.snapshot.rows.copy_object
         sizes = self._sizes[samples].tolist()
         for at, (sample, size, start) in enumerate(zip(samples.tolist(), sizes, starts, strict=True)):
@@ -183,7 +186,7 @@ class SnapshotSource(SampleSource):
                 left.append(at)
         return left
 
-    def _fetch(self, samples: Sequence[int]) -> list[Read]:
+    def fetch(self, samples: Sequence[int]) -> list[Read]:
         # The last ones first: what an order was published of is fetched in that order, so once the last has come, most
         # are here and nobody has to be asked for them.
         found = self.snapshot.rows.read_rows([int(self._rows[sample]) for sample in samples[::-1]])

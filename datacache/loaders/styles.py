@@ -27,7 +27,8 @@ class StyledColumns:
 
     def __init__(self, columns: BoxColumns, style: str, kind: str) -> None:
         self.classes = columns.classes
-        self._columns, self._style, self._kind = columns, style, kind
+        self.style = style
+        self._columns, self._kind = columns, kind
         self._sides: Any = array("i")
         self._kept: Any = bytearray()
         self._ends: Any = array("q", [0])
@@ -37,7 +38,7 @@ class StyledColumns:
         self._columns.add(path, annotation)
         self._sides.extend((annotation.width, annotation.height) if annotation is not None else (1, 1))
         if annotation is not None and annotation.boxes:
-            if self._style == "torchvision":
+            if self.style == "torchvision":
                 self._kept += marshal.dumps(
                     (_areas(annotation), [_CROWD in box.attributes for box in annotation.boxes])
                 )
@@ -55,7 +56,7 @@ class StyledColumns:
         found = self._columns.get(sample)
         first, last = self._ends[sample : sample + 2].tolist()
         kept = marshal.loads(self._kept[first:last]) if last > first else None  # noqa: S302 - ours
-        if self._style == "torchvision":
+        if self.style == "torchvision":
             areas, crowds = kept or ([], [])
             return found | {
                 "image_id": np.array([sample], np.int64),

@@ -24,6 +24,7 @@ from datacache.loaders.processes import worker_context
 from datacache.loaders.tuning import clock as timing
 from datacache.settings import load_settings
 from datacache.tiers.memory import counters_dir
+from tests.promises import promise
 
 SIZE = 103
 
@@ -96,6 +97,24 @@ def test_an_epoch_has_every_sample_once_and_each_epoch_its_own_order(shuffle):
         assert batches.epoch == 1
     assert sorted(first) == sorted(second) == list(range(SIZE))
     assert (first == second) == (shuffle is False)
+
+
+@promise("With `multiple_of` each rank's batches in an epoch are a multiple of it, and full")
+@pytest.mark.parametrize(("even", "count"), [("pad", 16), ("drop", 12)])
+def test_batches_are_a_multiple_of_those_that_gradients_are_added_up_over(even, count):
+    with _make(multiple_of=4, even=even) as batches:
+        assert len(batches) == count
+        assert [len(batch) for batch in batches] == [8] * count
+    with _make(multiple_of=4, even=even) as batches:
+        seen = _some(batches, 5)
+        state = batches.state_dict()
+    with _make(multiple_of=4, even=even) as batches:
+        batches.load_state_dict(state)
+        seen += _rest(batches)
+    assert (
+        len(seen) == {"pad": 40 + 64, "drop": 40 + 32}[even]
+    )  # whole steps behind the one that was left in its middle
+    assert len(set(seen)) == (SIZE if even == "pad" else len(seen))
 
 
 def test_the_order_does_not_depend_on_workers():

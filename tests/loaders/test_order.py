@@ -271,6 +271,38 @@ def _padding(ranks: list[RankOrder]) -> int:
     return sum(map(len, ranks)) - left
 
 
+@promise("With `multiple_of` each rank's batches in an epoch are a multiple of it, and full")
+@settings(max_examples=100, deadline=None)
+@given(
+    size=st.integers(0, 300),
+    world=st.integers(1, 5),
+    multiple=st.integers(1, 20),
+    even=st.sampled_from(["pad", "drop"]),
+)
+def test_each_rank_has_the_multiple_that_is_asked_for(size: int, world: int, multiple: int, even: Even) -> None:
+    order = EpochOrder(size, seed=1)
+    ranks = [RankOrder(order, rank=rank, world=world, even=even, multiple_of=multiple) for rank in range(world)]
+    taken = [rank.take(0, len(rank)).tolist() for rank in ranks]
+    lengths = {len(each) for each in taken}
+    assert len(lengths) == 1
+    (length,) = lengths
+    assert length % multiple == 0
+    assert 0 <= (length * world - size) * (1 if even == "pad" else -1) < world * multiple
+    together = [sample for step in zip(*taken, strict=True) for sample in step]
+    whole = order.take(0, size).tolist()
+    assert together[:size] == whole[: length * world]
+    assert together[size:] == [whole[at % size] for at in range(size, length * world)]
+    states = [rank.state_dict(len(rank)) for rank in ranks]
+    assert sum(map(len, resumed(order, states, 2))) == max(0, size - length * world)
+
+
+def test_a_multiple_of_nothing_is_an_error() -> None:
+    with pytest.raises(UsageError, match="multiple_of=0"):
+        RankOrder(EpochOrder(10), multiple_of=0)
+    with pytest.raises(UsageError, match="uneven ranks have no multiple"):
+        RankOrder(EpochOrder(10), even="uneven", multiple_of=2)
+
+
 def test_what_is_left_comes_in_the_epochs_order() -> None:
     order = EpochOrder(100, seed=2)
     ranks = [RankOrder(order, rank=rank, world=4) for rank in range(4)]
