@@ -143,6 +143,66 @@ def test_two_processes_share_the_work_and_wait_for_each_other(store: TaskStore) 
     assert queue.status().finished
 
 
+@promise("With `wait=False` processes that take every step together do not wait for each other")
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_processes_that_take_every_step_together_come_through_without_waiting(
+    store: TaskStore, num_workers: int
+) -> None:
+    queue = make_queue(store, records=7, epochs=3)
+    together = threading.Barrier(3)
+    got: list[tuple[int, int]] = []
+    nothing: list[None] = []
+
+    def train() -> None:
+        options: dict[str, Any] = {
+            "num_workers": num_workers,
+            "multiprocessing_context": "fork" if num_workers else None,
+        }
+        elastic = ElasticDataset(Numbers(), queue, batch_size=2, wait=False, **options)
+        batches, ended = iter(elastic), object()
+        while True:
+            batch = next(batches, ended)
+            together.wait(60)
+            if isinstance(batch, torch.Tensor):
+                got.extend((elastic.epoch, sample) for sample in batch.tolist())
+            elif batch is None:
+                nothing.append(batch)
+            over.append(batch is ended)
+            together.wait(60)
+            if all(over[-3:]):
+                return
+            together.wait(60)
+
+    over: list[bool] = []
+    threads = [threading.Thread(target=train) for _process in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert Counter(got) == Counter((epoch, sample) for epoch in range(3) for sample in range(40))
+    assert nothing
+    assert queue.status().finished
+
+
+@promise("Once a queue is reset or restored, what works behind a fence gets nothing more of it")
+def test_a_worker_behind_a_fence_ends_when_somebody_begins_again_from_a_checkpoint(store: TaskStore) -> None:
+    queue = make_queue(store, records=4)
+    text = queue.get_shard_checkpoint()
+    fenced = queue.fenced(queue.generation)
+    batches = iter(ElasticDataset(Numbers(), fenced, batch_size=4))
+    used = [next(batches).tolist(), next(batches).tolist()]
+    assert fenced.status().counts["done"].tasks == 1
+    queue.restore_shard_from_checkpoint(text)
+    with pytest.raises(TasksError, match="was reset or restored"):
+        samples(batches)
+    with pytest.raises(TasksError, match="was reset or restored"):
+        fenced.get_shard_checkpoint()
+    assert states(queue) == {"todo": 11} or states(queue) == {}
+    again = samples(ElasticDataset(Numbers(), queue.fenced(queue.generation), batch_size=4))
+    assert sorted(again) == list(range(40))
+    assert set(used[0] + used[1]) < set(again)
+
+
 @promise("A stopping worker gives back at once what the training is not at")
 def test_stopping_gives_back_at_once_what_the_training_is_not_at(store: TaskStore) -> None:
     queue = make_queue(store, records=4)

@@ -74,7 +74,12 @@ class ElasticDataset:
 
     Batches are filled from one task after the other; at the end of an epoch, and whenever others are still doing the
     last tasks, one is smaller (or with `drop_last` left out, and counted in `dropped`). `batches.epoch` is the epoch of
-    the batch given last. Processes get different numbers of batches: with DistributedDataParallel use `join()`.
+    the batch given last.
+
+    Processes get different numbers of batches, and one that has none waits until the others are done with theirs. Where
+    processes take every step together (DistributedDataParallel), they would wait for each other forever: with
+    `wait=False` a process gets None in place of a batch while there is nothing for it and others are not done.
+    `docs/TRAINING.md` has such a loop.
 
     Leases are renewed by a thread for as long as the process lives, also one whose training hangs. At the end, with
     `close`, after an exception and after `stop` the leases are given back. Where one was lost all the same (the machine
@@ -102,6 +107,7 @@ class ElasticDataset:
         drop_last: bool = False,
         worker: str = "",
         on_error: str = "raise",
+        wait: bool = True,
         report_every_s: float = 1.0,
         prefetch_factor: int | None = None,
         pin_memory: bool = False,
@@ -118,7 +124,7 @@ class ElasticDataset:
         self.dropped = 0
         """Samples that were left out by `drop_last`."""
         self._collate_fn, self._worker_init_fn = collate_fn, worker_init_fn
-        self._tasks, self._drop_last, self._skip = tasks, drop_last, on_error == "skip"
+        self._tasks, self._drop_last, self._skip, self._wait = tasks, drop_last, on_error == "skip", wait
         self._options: dict[str, Any] = {
             "num_workers": num_workers,
             "prefetch_factor": prefetch_factor,
@@ -213,7 +219,10 @@ class ElasticDataset:
             loader = DataLoader(
                 self.dataset, batch_sampler=_Sampler(self), collate_fn=collate, worker_init_fn=init, **self._options
             )
-            while self._wait_for_task():
+            while (found := self._wait_for_task()) is not False:
+                if found is None:
+                    yield None
+                    continue
                 yield from self._read(loader)
                 if self._trouble is not None:
                     raise self._trouble
@@ -242,9 +251,9 @@ class ElasticDataset:
             )
         return {span.name: span.first for span in spans}
 
-    def _wait_for_task(self) -> bool:
-        """Wait until there is a task to fill batches from; false at the end. Nothing is under way meanwhile: the queue
-        may be waiting for what we have."""
+    def _wait_for_task(self) -> bool | None:
+        """Wait until there is a task to fill batches from; false at the end, None where there is nothing to take and
+        nobody is to wait. Nothing is under way meanwhile: the queue may be waiting for what we have."""
         self._held.give_back_unused()
         while not self._held.stopped:
             if self._take():
@@ -258,6 +267,8 @@ class ElasticDataset:
                         *(name, failed, name, name),
                     )
                 return False
+            if not self._wait:
+                return None
             until = time.monotonic() + self._wait_s
             while (left_s := until - time.monotonic()) > 0 and not self._held.stopped:
                 time.sleep(min(left_s, _POLL_S))

@@ -1,8 +1,7 @@
 """Elastic tasks: a data set cut into pieces that workers, who come and go, take on lease. No PyTorch here.
 
 A `TaskQueue` lies in the catalog's database (`catalog/tasks/base.py`), so all workers of a job see one queue. A task is
-a
-run of records of one span (a shard, or a list of files): to do, then leased to one worker, then done. A lease is kept
+a run of records of one span (a shard, or a list of files): to do, then leased to one worker, then done. A lease is kept
 alive by reports; one that expires is lost, the task goes to somebody else, who begins where the last report ended, and
 whatever the first one says later is refused. The words are those of DLRover and ElasticDL (`fetch_shard`, …).
 
@@ -79,10 +78,11 @@ class TaskStatus(NamedTuple):
 class TaskQueue:
     """The queue `name` in `store`, made by `create`. Nothing is opened before the first call."""
 
-    def __init__(self, store: TaskStore, name: str, *, patience_s: float = 60.0) -> None:
+    def __init__(self, store: TaskStore, name: str, *, patience_s: float = 60.0, fence: int = 0) -> None:
         self.store = store
         self.name = check_name(name)
         self.patience_s = patience_s
+        self._fence = fence
 
     def __repr__(self) -> str:
         return f"TaskQueue({self.name!r}, {self.store.url!r})"
@@ -274,7 +274,17 @@ class TaskQueue:
 
     def impatient(self) -> TaskQueue:
         """Return the same queue for calls that do not wait for a database that is away."""
-        return TaskQueue(self.store, self.name, patience_s=0.0)
+        return TaskQueue(self.store, self.name, patience_s=0.0, fence=self._fence)
+
+    @property
+    def generation(self) -> int:
+        """A number that is drawn whenever the queue is made, reset or restored; `TasksError` if it is not there."""
+        return self._queue().generation
+
+    def fenced(self, generation: int) -> TaskQueue:
+        """Return the same queue for a worker that is to end once somebody resets or restores it: from then on calls
+        raise `TasksError`. Without a fence workers go on with what the queue has then."""
+        return TaskQueue(self.store, self.name, patience_s=self.patience_s, fence=generation)
 
     def close(self) -> None:
         """Close this process's connections. A later call opens them again."""
@@ -286,6 +296,11 @@ class TaskQueue:
         found = self._tried(self.store.queue, self.name)
         if found is None:
             raise TasksError(f"there is no task queue {self.name}", hint="See: dsctl tasks list")
+        if self._fence not in (0, found.generation):
+            raise TasksError(
+                f"the task queue {self.name} was reset or restored meanwhile",
+                hint="Another process has begun again from a checkpoint. This one is to end.",
+            )
         return found
 
     def _make(self, queue: QueueRecord, claim: str) -> bool:
