@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from datacache.api import diff as diff
     from datacache.api import diff_snapshots as diff_snapshots
     from datacache.api import drain_node as drain_node
+    from datacache.api import evaluate as evaluate
     from datacache.api import evict as evict
     from datacache.api import export_snapshot as export_snapshot
     from datacache.api import fix_problems as fix_problems

@@ -233,6 +233,14 @@ def most_listed(app: App, limit: int | None, everything: bool) -> int | None:
     return limit if limit is not None else None if everything or app.out.json else SHOWN
 
 
+def plot_format(file: Path | None) -> str:
+    """Return the format that the name of `--plot` says; '' where there is none. `UsageError` for another one."""
+    format = "" if file is None else file.suffix.lower().removeprefix(".")
+    if file is not None and format not in api.PLOT_FORMATS:
+        raise UsageError(f"--plot: {file} is not named as a picture", hint="Name it .png, .svg or .pdf.")
+    return format
+
+
 def confirm(yes: bool, what: str, question: str = "", *, about: str = "") -> None:
     """Ask a question (by default `what`), unless `--yes` was said: `click.Abort` for no.
 

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from datacache.annotations.image_header import read_header as read_header
     from datacache.annotations.model import Annotation as Annotation
     from datacache.annotations.model import Box as Box
+    from datacache.annotations.pictures import chart as _chart
     from datacache.annotations.pictures import plot as _plot
     from datacache.annotations.pictures import preview as _preview
     from datacache.annotations.pictures.draw import colours_of as colours_of
@@ -71,6 +72,8 @@ if TYPE_CHECKING:
     from datacache.api.annotations import stats as stats
     from datacache.api.annotations import subset as subset
     from datacache.api.annotations import verify_shards as verify_shards
+    from datacache.api.evaluation import evaluate as evaluate
+    from datacache.api.evaluation import keep_worst as keep_worst
     from datacache.api.marks import commit_marks as commit_marks
     from datacache.api.marks import make_queue as make_queue
     from datacache.api.marks import marking_queues as marking_queues
@@ -180,6 +183,8 @@ if TYPE_CHECKING:
     from datacache.marking.drafts import is_stale as is_stale
     from datacache.marking.drafts import marked as marked
     from datacache.marking.drafts import save_draft as save_draft
+    from datacache.models import evaluation_plot as _evaluation_plot
+    from datacache.models.evaluate import Evaluation as Evaluation
     from datacache.reader.export.export import Exported as Exported
     from datacache.reader.snapshot import Snapshot as Snapshot
     from datacache.reader.snapshot import Stat as Stat
@@ -207,7 +212,8 @@ if TYPE_CHECKING:
     match_predictions = _predictions.match_tables
     prediction_quality = _predictions.quality
     is_image_path = _pairing.is_image
-    PLOT_FORMATS = _plot.FORMATS
+    PLOT_FORMATS = _chart.FORMATS
+    plot_evaluation = _evaluation_plot.plot
     plot_statistics = _plot.plot
     processor_count = _processes.processors
     run_daemon = _running.run

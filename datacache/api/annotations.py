@@ -196,6 +196,8 @@ def subset(
     *,
     name: str,
     parameters: Mapping[str, Any] | None = None,
+    command: str = "query",
+    chosen_by: Sequence[str] = (),
     processes: int | None = None,
     settings: Settings | None = None,
     progress: Callable[[str, int, int], None] = lambda _what, _done, _total: None,
@@ -203,13 +205,14 @@ def subset(
 ) -> SnapshotRecord:
     """Make a snapshot of dataset `name` with these images of `ref` (their paths) and their annotations, by reference.
 
-    `parameters` say in its lineage how they were chosen. Deterministic. `UsageError` where `images` is empty.
+    `command` and `parameters` say in its lineage how they were chosen, `chosen_by` by which other snapshots.
+    Deterministic. `UsageError` where `images` is empty.
     """
 
     def chosen(_snapshot: Snapshot, _table: Table) -> Choice:
-        return "query", parameters or {}, images
+        return command, parameters or {}, images
 
-    return _subset(ref, chosen, name, settings, options, processes=processes, progress=progress)
+    return _subset(ref, chosen, name, settings, options, chosen_by=chosen_by, processes=processes, progress=progress)
 
 
 @shows(of_images)
@@ -280,6 +283,8 @@ def _subset(
     name: str,
     settings: Settings | None,
     options: Mapping[str, Any],
+    *,
+    chosen_by: Sequence[str] = (),
     **how: Any,
 ) -> SnapshotRecord:
     from datacache.catalog.objects import ObjectWriter
@@ -291,6 +296,7 @@ def _subset(
     naming, reading = Naming(name=name, **take(given, NamingOptions)), make_reading(given)
     with closing(open_catalog(settings)) as catalog, open_snapshot(ref, settings) as snapshot:
         command, parameters, images = choose(snapshot, Annotations(snapshot, catalog, reading).table(**how))
+        others = (resolve(catalog, each) for each in chosen_by)
         return make(
             catalog,
             snapshot,
@@ -300,6 +306,7 @@ def _subset(
             parameters=parameters,
             open_objects=lambda: ObjectWriter(catalog, settings),
             command=command,
+            chosen_by=[f"{record.dataset}@{record.id}" for record in others],
             processes=how.get("processes"),
         )
 

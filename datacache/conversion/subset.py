@@ -8,7 +8,7 @@ speak of many images (COCO, keras-yolo3, lists of splits) are written anew with 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from datacache.annotations.formats.metadata import is_metadata
@@ -38,11 +38,13 @@ def subset(
     parameters: Mapping[str, Any],
     open_objects: Callable[[], ObjectWriter],
     command: str = "query",
+    chosen_by: Sequence[str] = (),
     processes: int | None = None,
 ) -> SnapshotRecord:
     """Commit the snapshot that has these images of `snapshot`, and what belongs to them. `command` and `parameters` say
-    how they were chosen. Deterministic. `UsageError` where there are none, and for a path that is no usable image."""
-    lineage = Lineage(command, {**parameters, **reading.as_json()}, (snapshot.ref,))
+    how they were chosen, `chosen_by` by which other snapshots (`dataset@id`). Deterministic. `UsageError` where there
+    are none, and for a path that is no usable image."""
+    lineage = Lineage(command, {**parameters, **reading.as_json()}, (snapshot.ref, *chosen_by))
     check_target(catalog, naming, lineage)
     wanted = frozenset(images)
     if not wanted:

@@ -21,7 +21,7 @@ import click
 from datacache import api
 from datacache.core.counters import count
 from datacache.core.errors import UsageError
-from dataset_cli.app import FILE, App, DatasetName, SnapshotRef, command, naming_options, reading_options
+from dataset_cli.app import FILE, App, DatasetName, SnapshotRef, command, naming_options, plot_format, reading_options
 from dataset_cli.commands.convert import place, report_option, run_conversion
 from dataset_cli.output import Progress, printable, write_file
 
@@ -92,9 +92,7 @@ def stats(
         if not found:
             app.out.line("no problems")
         return
-    format = picture.suffix.lower().removeprefix(".") if picture is not None else ""
-    if picture is not None and format not in api.PLOT_FORMATS:
-        raise UsageError(f"--plot: {picture} is not named as a picture", hint="Name it .png, .svg or .pdf.")
+    format = plot_format(picture)
     ref, collected = collect(app, ref, **how)
     if picture is not None:
         write_file(picture, api.plot_statistics(collected, ref, format=format), "--plot")

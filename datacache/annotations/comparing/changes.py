@@ -112,7 +112,7 @@ def _may_differ(
     differ |= old.objects.counts[a] != new.objects.counts[b]
     alike = np.flatnonzero(~differ)
     counts = old.objects.counts[a[alike]]
-    n, m = (_places(held.ends, rows[alike], counts) for held, rows in ((old, a), (new, b)))
+    n, m = (held.objects_of(rows[alike]) for held, rows in ((old, a), (new, b)))
     one, two = old.objects, new.objects
     other = labels.of(old.labels)[one.labels[n]] != labels.of(new.labels)[two.labels[m]]
     other |= attributes.of(one.attributes)[one.kinds[n]] != attributes.of(two.attributes)[two.kinds[m]]
@@ -123,12 +123,6 @@ def _may_differ(
         for place in np.flatnonzero(~differ).tolist():
             differ[place] = old.more[a[place]] != new.more[b[place]]
     return differ
-
-
-def _places(ends: NDArray[np.int64], rows: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the places of the objects of rows."""
-    first: NDArray[np.int64] = np.repeat(ends[rows] - (np.cumsum(counts) - counts), counts)
-    return first + np.arange(len(first))
 
 
 def _same_but_objects(a: Annotation | None, b: Annotation | None) -> bool:

@@ -169,6 +169,17 @@ class Compared:
         kinds = [kind for n, kind in enumerate(self.image_kinds) if self.flags[number] >> n & 1]
         return kinds + [self.object_kinds[n] for n in np.unique(events)]
 
+    def images_but(self, kind: str) -> int:
+        """Return how many images there are with any other kind of thing that happened to objects."""
+        of_events = np.repeat(np.arange(len(self)), np.diff(self._starts))
+        return len(np.unique(of_events[self._kinds != self.object_kinds.index(kind)]))
+
+    def counts_of(self, number: int) -> dict[str, int]:
+        """Return to how many objects of an image each kind of thing happened."""
+        events = slice(self._starts[number], self._starts[number + 1])
+        sums = np.bincount(self._kinds[events], self._counts[events], minlength=len(self.object_kinds))
+        return {kind: int(count) for kind, count in zip(self.object_kinds, sums.tolist(), strict=True)}
+
     def find(self, path: str, before: Table, after: Table) -> int:
         """Return the number of an image; -1 for one that is not among them."""
         for rows, table in zip(self.rows, (before, after), strict=True):

@@ -77,10 +77,12 @@ def overlapping(labelled: ObjectArrays, predicted: ObjectArrays, least: float = 
         many = counts[part]
         m = np.repeat(np.arange(part.start, part.stop), many)
         n = np.arange(len(m)) + np.repeat(first[part] - (np.cumsum(many) - many), many)
-        a, b = labelled.edges[:, n], predicted.edges[:, m]
-        sides = np.minimum(a[2:], b[2:]) - np.maximum(a[:2], b[:2])
-        common = np.maximum(sides, 0).prod(axis=0)
-        of_object, of_prediction = ((each[2:] - each[:2]).prod(axis=0) for each in (a, b))
+        # As pycocotools does it, to the last bit: overlaps of exactly a half are frequent.
+        (a, sides_a), (b, sides_b) = (
+            (each[:2], each[2:] - each[:2]) for each in (labelled.edges[:, n], predicted.edges[:, m])
+        )
+        common = np.maximum(np.minimum(a + sides_a, b + sides_b) - np.maximum(a, b), 0).prod(axis=0)
+        of_object, of_prediction = sides_a.prod(axis=0), sides_b.prod(axis=0)
         whole = np.where(labelled.crowds[n], of_prediction, of_object + of_prediction - common)
         overlaps = common / np.maximum(whole, 1e-12)
         enough = overlaps >= least

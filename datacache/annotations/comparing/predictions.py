@@ -90,17 +90,19 @@ def match_tables(
     *,
     least_overlap: float = 0.5,
     least_score: float = 0.0,
+    choose: Callable[[RangePair], RangePair] = lambda stretch: stretch,
     progress: Callable[[str, int, int], None] = lambda _what, _done, _total: None,
 ) -> Compared:
-    """Match the objects of all images that both have; images without any are left out. In the result the labels are
-    before, the predictions after."""
+    """Match the objects of all images that both have, or of those of them that `choose` leaves; images without any
+    are left out. In the result the labels are before, the predictions after."""
     found = Collector(labelled, predicted, (), VERDICTS)
     worst: tuple[list[float], ...] = [], [], [], [], []
     done = 0
     tables = labelled, predicted
     for stretch in together(*tables, *(range(len(table.row_counts())) for table in tables)):
-        if len(stretch.both[0]):
-            _add(found, worst, stretch, least_overlap, least_score)
+        chosen = choose(stretch)
+        if len(chosen.both[0]):
+            _add(found, worst, chosen, least_overlap, least_score)
         done += len(stretch.both[0]) + len(stretch.gone)
         progress("matching", done, labelled.images)
     return found.finish(worst)
@@ -110,7 +112,9 @@ def _add(
     found: Collector, worst: tuple[list[float], ...], stretch: RangePair, least_overlap: float, least_score: float
 ) -> None:
     held = stretch.before, stretch.after
-    one, two = (_objects(each, places, found.labels) for each, places in zip(held, stretch.both, strict=True) if each)
+    one, two = (
+        object_arrays(each, places, found.labels) for each, places in zip(held, stretch.both, strict=True) if each
+    )
     two = two.only(two.scores >= least_score)
     verdicts = match(one, two, overlapping(one, two, least_overlap), least_overlap)
     none = found.labels[""]
@@ -142,17 +146,15 @@ def _add(
             column.append(value)
 
 
-def _objects(held: UnpackedRange, places: NDArray[np.int64], numbers: dict[str, int]) -> ObjectArrays:
-    """Return the objects of some images, which are numbered as their places are."""
-    objects, ends = held.objects, held.ends
-    counts = objects.counts[places]
-    starts = np.repeat(ends[places] - (np.cumsum(counts) - counts), counts)
-    wanted = starts + np.arange(len(starts))
+def object_arrays(held: UnpackedRange, places: NDArray[np.int64], numbers: dict[str, int]) -> ObjectArrays:
+    """Return the objects of some images, which are numbered from 0 in the order of their places. `numbers` are those
+    of classes."""
+    objects, wanted = held.objects, held.objects_of(places)
     classes = np.array([numbers[label] for label in held.labels], np.int64)
     crowds = np.array([CROWD in kind for kind in objects.attributes], bool)
     kinds = objects.kinds[wanted]
     return ObjectArrays(
-        np.repeat(np.arange(len(places)), counts),
+        np.repeat(np.arange(len(places)), objects.counts[places]),
         objects.edges[:, wanted],
         classes[objects.labels[wanted]],
         crowds[kinds],

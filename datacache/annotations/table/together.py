@@ -8,13 +8,15 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from functools import cached_property
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from datacache.annotations.table import ranges
 from datacache.annotations.table.columns import as_array
-from datacache.annotations.table.ranges import UNUSABLE, Objects, Row
+from datacache.annotations.table.ranges import ANNOTATED, UNUSABLE, Objects, Row
+from datacache.annotations.table.shapes import outline_areas
 from datacache.annotations.table.table import LoadedRange, Table
 
 if TYPE_CHECKING:
@@ -39,9 +41,38 @@ class UnpackedRange:
         return np.array([usable, *map(as_array, (self._summary.widths(), self._summary.heights()))], np.int64)
 
     @cached_property
+    def annotated(self) -> NDArray[np.bool_]:
+        """Return whether each image can be used and has an annotation, be it that nothing is on it."""
+        found: NDArray[np.bool_] = as_array(self._summary.states()) == ANNOTATED
+        return found
+
+    @cached_property
     def objects(self) -> Objects:
         """Return all objects."""
         return ranges.objects(self._details, self._summary)
+
+    @cached_property
+    def areas(self) -> NDArray[np.float64]:
+        """Return the areas of all objects in square pixels: as files give them, else of their outlines, else of their
+        boxes."""
+        edges = self.objects.edges
+        areas: NDArray[np.float64] = (edges[2:] - edges[:2]).prod(axis=0)
+        if self.has_more:
+            counts = self.objects.counts.tolist()
+            each = zip((of_image for *_, of_image in self.more), counts, strict=True)
+            extras = [extra for of_image, count in each for extra in of_image or repeat(None, count)]
+            if any(extras):
+                areas = outline_areas(extras, areas)
+                for place, extra in enumerate(extras):
+                    if extra and extra.area is not None:
+                        areas[place] = extra.area
+        return areas
+
+    def objects_of(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the places among all objects of those of some images."""
+        counts = self.objects.counts[places]
+        first: NDArray[np.int64] = np.repeat(self.ends[places] - (np.cumsum(counts) - counts), counts)
+        return first + np.arange(len(first))
 
     @cached_property
     def ends(self) -> NDArray[np.int64]:
