@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing
 from os import PathLike
 from typing import TYPE_CHECKING
@@ -17,7 +17,7 @@ from datacache.catalog.base import Catalog
 from datacache.catalog.open import open_catalog_url
 from datacache.catalog.refs import resolve
 from datacache.core.errors import CorruptManifestError, ObjectNotFoundError, SnapshotNotFoundError, UsageError
-from datacache.manifest.model import Root, SnapshotRecord
+from datacache.manifest.model import Entry, Root, SnapshotRecord
 from datacache.manifest.reader import Manifest
 from datacache.reader.blocks import NodeBlocks
 from datacache.reader.snapshot import Snapshot
@@ -25,6 +25,7 @@ from datacache.settings import Settings, load_settings
 
 if TYPE_CHECKING:
     from datacache.shards.reader import Shards
+    from datacache.store.base import ObjectStore
     from datacache.writeback.engine import Replication
     from datacache.writeback.live import LiveBucket
     from datacache.writeback.staging.area import StagingArea
@@ -111,13 +112,52 @@ def open_url(url: str, settings: Settings | None = None) -> Snapshot:
     Reading what has changed there since is an error. The store's errors; `ObjectNotFoundError` where nothing is.
     """
     from datacache.catalog.create import ListedPlace
+    from datacache.store.urls import join_url, split_url
+
+    store_url, prefix = split_url(url)
+    origin = join_url(store_url, prefix).rstrip("/")
+
+    def listed(store: ObjectStore) -> Iterator[Entry]:
+        return ListedPlace(store=store, prefix=prefix, origin=origin).entries()
+
+    return _opened_url(settings or load_settings(), store_url, prefix, listed, (open_url, url))
+
+
+def open_object(url: str, settings: Settings | None = None) -> tuple[Snapshot, str]:
+    """Open one object as `open_url` does the folder that it lies in, and list nothing; return its path there, too."""
+    snapshot = _open_object(url, settings or load_settings())
+    return snapshot, next(iter(snapshot))
+
+
+def _open_object(url: str, settings: Settings) -> Snapshot:
+    from datacache.store.urls import split_object_url
+
+    store_url, key = split_object_url(url)
+    folder, slash, name = key.rpartition("/")
+
+    def asked(store: ObjectStore) -> Iterator[Entry]:
+        info = store.head(key)
+        # Without its version, as listings have it: the same blocks are cached once.
+        yield Entry(name.encode("utf-8", "surrogateescape"), info.size_bytes, info.mtime_ns, info.etag)
+
+    if not name:
+        raise UsageError(f"{url} names a folder", hint="Name an object in it.")
+    return _opened_url(settings, store_url, folder + slash, asked, (_open_object, url))
+
+
+def _opened_url(
+    settings: Settings,
+    store_url: str,
+    prefix: str,
+    entries: Callable[[ObjectStore], Iterable[Entry]],
+    reopen: tuple[Callable[..., Snapshot], str],
+) -> Snapshot:
+    """Open what a store says it has under a prefix now."""
     from datacache.manifest.builder import ManifestBuilder
     from datacache.manifest.model import BlobId, Source
     from datacache.store.open import open_store
-    from datacache.store.urls import join_url, split_url
+    from datacache.store.urls import join_url
 
-    settings = settings or load_settings()
-    store_url, prefix = split_url(url)
     blobs: dict[BlobId, bytes] = {}
 
     def load(ids: Iterable[BlobId]) -> dict[BlobId, bytes]:
@@ -126,14 +166,17 @@ def open_url(url: str, settings: Settings | None = None) -> Snapshot:
     origin = join_url(store_url, prefix).rstrip("/")
     with closing(open_store(store_url, settings)) as store:
         builder = ManifestBuilder([Source(store.url, prefix)], blobs.update)
-        for entry in ListedPlace(store=store, prefix=prefix, origin=origin).entries():
+        for entry in entries(store):
             builder.add(entry)
     if builder.empty:
         raise ObjectNotFoundError(f"there is nothing under {origin}", url=origin, hint="Check the URL.")
     id, root = builder.finish()
     record = _record(origin, id, root, origin=origin)
     blocks = NodeBlocks(settings, load, dataset=origin, snapshot="")
-    return Snapshot(record, Manifest.open(id, load), blocks, reopen=(open_url, (url, settings)), on_close=blocks.close)
+    open_again, url = reopen
+    return Snapshot(
+        record, Manifest.open(id, load), blocks, reopen=(open_again, (url, settings)), on_close=blocks.close
+    )
 
 
 def open_samples(

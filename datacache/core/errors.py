@@ -220,6 +220,15 @@ class ShardError(DatacacheError):
         self.sample = sample
 
 
+class WeightsError(DatacacheError, ValueError):
+    """A file of weights is cut short, damaged, or says of itself what cannot be. `file` is its name; the message names
+    the place in it, too."""
+
+    def __init__(self, message: str, *, file: str = "", hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.file = file
+
+
 class TasksError(DatacacheError):
     """A queue of training tasks cannot do what was asked: it is not there, or it is another one's."""
 

@@ -33,12 +33,17 @@ class MappedFile:
 
     __slots__ = ("_address", "_path", "calm", "fd", "known", "map", "view")
 
-    def __init__(self, path: str | os.PathLike[str], *, keep_open: bool = True) -> None:
-        """`keep_open`: have a descriptor, `fd`, besides the one that the mapping has. `OSError` if the file
-        cannot be opened, `ValueError` if it is empty."""
+    def __init__(self, path: str | os.PathLike[str], *, keep_open: bool = True, private: bool = False) -> None:
+        """`keep_open`: have a descriptor, `fd`, besides the one that the mapping has. `private`: the mapping may be
+        written to, which changes this process's copy of a page, never the file. `OSError` if the file cannot be opened,
+        `ValueError` if it is empty."""
         self._path = path
         self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        self.map = mmap.mmap(self.fd, os.fstat(self.fd).st_size, prot=mmap.PROT_READ)
+        size_bytes = os.fstat(self.fd).st_size
+        if private:
+            self.map = mmap.mmap(self.fd, size_bytes, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+        else:
+            self.map = mmap.mmap(self.fd, size_bytes, prot=mmap.PROT_READ)
         self.view = memoryview(self.map)
         self._address = _address_of(self.map)
         self.known: set[int] = set()

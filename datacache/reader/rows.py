@@ -5,6 +5,7 @@ Rows are positions in the manifest. Several threads may call it, and a child of 
 
 from __future__ import annotations
 
+import mmap
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -53,6 +54,11 @@ class RowReader:
         if stop > first + BLOCK_BYTES:
             return None
         return self._local.view(block_id(obj, number), start - first, stop - first)
+
+    def map_row(self, row: int) -> mmap.mmap | None:
+        """Return all bytes of a row, verified, as a mapping that its holder may write to (`LocalBlocks.map_object`), if
+        one file on this node has them."""
+        return self._local.map_object(*self.object_at(row))
 
     def read_row(self, row: int, start: int, stop: int) -> bytes | memoryview:
         """Return bytes of a row, wherever they are. Raises the store's errors if they cannot be had."""

@@ -121,7 +121,7 @@ class Snapshot:
             data = self._local.copy(block)
             if data is not None:
                 return data
-        row = self._row(path)
+        row = self.row_of(path)
         obj, size = self.rows.object_at(row)
         if 0 < size <= BLOCK_BYTES:
             if len(self._small) >= IDS_KEPT:
@@ -133,22 +133,22 @@ class Snapshot:
         """Return all bytes of a file as `read` gives them, but without a copy where they are in one block on this node.
 
         For code that decodes or copies at once: keeping the view keeps its region's disk space."""
-        row = self._row(path)
+        row = self.row_of(path)
         size = self.rows.object_at(row)[1]
         here = self.rows.read_local(row, 0, size)
         return here if here is not None else memoryview(self.rows.read_row(row, 0, size))
 
     def read_range(self, path: str, start: int, stop: int) -> bytes:
         """Return bytes `start` to `stop` of a file, cut at its end like a slice."""
-        return bytes(self.rows.read_row(self._row(path), start, stop))
+        return bytes(self.rows.read_row(self.row_of(path), start, stop))
 
     def open(self, path: str) -> io.BufferedReader:
         """Open the file as a seekable binary stream."""
-        return io.BufferedReader(_SnapshotFile(self, self._row(path), path), buffer_size=128 * 1024)
+        return io.BufferedReader(_SnapshotFile(self, self.row_of(path), path), buffer_size=128 * 1024)
 
     def object_ref(self, path: str) -> ObjectRef:
         """Return the object, and the version of it, that holds a file's bytes."""
-        return self.manifest.object_ref(self.manifest.entry(self._row(path)))
+        return self.manifest.object_ref(self.manifest.entry(self.row_of(path)))
 
     def close(self) -> None:
         """Give back the catalog's connections and the stores'. Later reads raise `SnapshotClosedError`; reads under way
@@ -175,7 +175,8 @@ class Snapshot:
         target = entry.target.decode("utf-8", "surrogateescape")
         return Stat(path, entry.size_bytes, entry.mtime_ns, path.endswith("/"), entry.etag, entry.mode, target)
 
-    def _row(self, path: str) -> int:
+    def row_of(self, path: str) -> int:
+        """Return the row of a file, for calls of `rows`. `PathNotFoundError` if there is none."""
         if not isinstance(path, str):
             raise TypeError(f"a file is named by its path, not by {path!r}; paths() gives all")
         row = self.manifest.find(_encode(path))

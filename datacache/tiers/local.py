@@ -23,10 +23,20 @@ from typing import Concatenate, NamedTuple, ParamSpec, TypeVar
 import lmdb
 from xxhash import xxh3_64_intdigest
 
-from datacache.core.concurrency import PerProcess
+from datacache.core.concurrency import PerProcess, map_in_threads
+from datacache.core.cores import cores
 from datacache.core.counters import Counters, counters_of
 from datacache.core.errors import CacheError
-from datacache.core.ids import GRANULE_BYTES, BlockId, ObjectRef, block_id, object_id
+from datacache.core.ids import (
+    BLOCK_BYTES,
+    GRANULE_BYTES,
+    BlockId,
+    ObjectId,
+    ObjectRef,
+    block_count,
+    block_id,
+    object_id,
+)
 from datacache.core.mapped import MappedFile, reclaim
 from datacache.tiers import layout
 from datacache.tiers.health import health_of
@@ -42,6 +52,8 @@ _MAX_SPOTS = 200_000
 _SWEEP_EVERY_S = 1.0
 _TOUCH_EVERY_S = 0.1
 _MAX_FAILED = 10_000
+_CHECKS = 4
+"""Threads that verify a large object: more have a disk seek, and memory has no more to give."""
 _DISK_ERRORS = frozenset({errno.EIO, errno.EUCLEAN, errno.ENXIO, errno.ENODEV, errno.EREMOTEIO, errno.ESHUTDOWN})
 """Errors of opening a file that come from its disk; the others are about the file."""
 
@@ -221,6 +233,57 @@ class LocalBlocks:
     def read(self, ref: ObjectRef, number: int, start: int, stop: int) -> memoryview | None:
         """Return verified bytes of a block of an object, as `view` does."""
         return self.view(block_id(object_id(ref), number), start, stop)
+
+    def map_object(self, obj: ObjectId, size_bytes: int) -> mmap.mmap | None:
+        """Return all bytes of an object, each verified now, as a mapping that its holder may write to: changed pages
+        become the process's own, nothing else is copied. None unless one file of a tier has exactly these bytes.
+
+        Keeping the mapping keeps the file's disk space. Pages that the kernel takes back meanwhile come from the disk
+        again, as of any mapped file: nobody verifies them, and one that the disk cannot give is fatal (SIGBUS)."""
+        found = self._in_one_file(obj, size_bytes)
+        if found is None:
+            return None
+        number, spots = found
+        health = self.tiers[number].health
+        if not health.turn():
+            return None
+
+        def sound(spot: Spot) -> bool:
+            file.need(spot.start, spot.end, spot.start, spot.end)
+            return intact(file.view[spot.start : spot.end], spot.sums, 0, spot.end - spot.start)
+
+        try:
+            file = MappedFile(spots[0].mapped.name, private=True)
+            checked = len(file.map) == size_bytes and all(map_in_threads(sound, spots, threads=min(_CHECKS, cores())))
+        except (OSError, ValueError) as exc:
+            if isinstance(exc, OSError) and exc.errno in _DISK_ERRORS:
+                health.failed(exc)
+            log.debug("%s cannot be mapped: %s", spots[0].mapped.name, exc)
+            return None
+        health.worked()
+        if not checked:
+            log.warning("%s is not what the index says: its blocks are read one by one", spots[0].mapped.name)
+            return None
+        self._touch(spots[0].mapped, monotonic())
+        for spot in spots:
+            self._hit(number, spot.end - spot.start)
+        return file.map
+
+    def _in_one_file(self, obj: ObjectId, size_bytes: int) -> tuple[int, list[Spot]] | None:
+        """Return a tier, the fastest, that has all blocks of an object in a file of its own, and their places in it."""
+        blocks = [dict(self._values(block_id(obj, number))) for number in range(block_count(size_bytes))]
+        for number, tier in enumerate(self.tiers):
+            if not all(number in values for values in blocks):
+                continue
+            spots = [spot for values in blocks if (spot := tier.spot(values[number])) is not None]
+            if not spots or not spots[0].mapped.container & layout.OBJECT_FILE:
+                continue
+            as_expected = [
+                (spots[0].mapped, at, min(at + BLOCK_BYTES, size_bytes)) for at in range(0, size_bytes, BLOCK_BYTES)
+            ]
+            if [(spot.mapped, spot.start, spot.end) for spot in spots] == as_expected:
+                return number, spots
+        return None
 
     def has(self, block: BlockId) -> bool:
         """Tell whether the index has a block in a tier whose disk works, bytes unseen."""

@@ -1,0 +1,84 @@
+"""Open files of weights, wherever they are: in a snapshot, behind a URL, on this machine, below one of our mounts."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from os import PathLike
+from typing import TYPE_CHECKING
+
+from datacache.api.opening import open_object, open_snapshot
+from datacache.core.errors import SnapshotNotFoundError, UsageError
+from datacache.settings import Settings, load_settings
+
+if TYPE_CHECKING:
+    from datacache.models.weights import WeightsFile
+
+_MOUNTED = re.compile(r"datacache:(.+@[0-9a-f]+)")
+"""The source of a snapshot's mount in /proc/self/mountinfo."""
+_ESCAPED = re.compile(r"\\([0-7]{3})")
+
+
+@contextmanager
+def open_weights(where: str | PathLike[str], settings: Settings | None = None) -> Iterator[WeightsFile]:
+    """Open a file to load tensors from: `NAME@REF/path`, `datacache://NAME@REF/path`, the URL of an object, or a path.
+
+    A path below a mount of a snapshot leads to the snapshot, which is read without the mount. Text with an @ in its
+    first part names a snapshot: for a file of such a name write `./NAME@…`. Raises the errors of what it is:
+    `SnapshotNotFoundError`, `PathNotFoundError`, the store's errors, `OSError`.
+    """
+    from datacache.models.weights import LocalWeights, SnapshotWeights
+
+    settings = settings or load_settings()
+    text = os.fspath(where)
+    scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]*)://", text) if isinstance(where, str) else None
+    named = isinstance(where, str) and scheme is None and not text.startswith((".", "/", "~")) and "@" in text
+    if named or (scheme and scheme[1].lower() == "datacache"):
+        ref, path = _split_ref(text[scheme.end() :] if scheme else text)
+        with open_snapshot(ref, settings) as snapshot:
+            yield SnapshotWeights(snapshot, path)
+    elif scheme and scheme[1].lower() != "file":
+        listed, path = open_object(text, settings)
+        with listed:
+            yield SnapshotWeights(listed, path, name=text)
+    else:
+        from datacache.store.urls import split_object_url
+
+        path = "/" + split_object_url(text)[1] if scheme else os.path.expanduser(text)
+        mounted = _behind_a_mount(path)
+        if mounted is not None:
+            with suppress(SnapshotNotFoundError):  # another catalog's: its mount gives the bytes
+                with open_snapshot(mounted[0], settings) as snapshot:
+                    yield SnapshotWeights(snapshot, mounted[1])
+                return
+        with closing(LocalWeights(path)) as file:
+            yield file
+
+
+def _split_ref(text: str) -> tuple[str, str]:
+    """Split `NAME@REF/path`: a name may have slashes, a reference ends at the first one."""
+    name, _, rest = text.partition("@")
+    version, _, path = rest.partition("/")
+    if not (name and version and path):
+        raise UsageError(f"{text!r} names no file of a snapshot", hint="Write NAME@REF/path, or ./… for a local file.")
+    return f"{name}@{version}", path
+
+
+def _behind_a_mount(path: str) -> tuple[str, str] | None:
+    """Return the snapshot behind a path, and the path in it, if it lies below a mount of one."""
+    path = os.path.realpath(path)
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+        mounts = [line.rstrip("\n").partition(" - ") for line in file]
+    found: tuple[str, str, str] = "", "", ""
+    for left, _, right in mounts:  # the last of those on the same folder lies on top
+        place, root = (_ESCAPED.sub(lambda digits: chr(int(digits[1], 8)), left.split(" ")[at]) for at in (4, 3))
+        if path.startswith(place.rstrip("/") + "/") and len(place) >= len(found[0]):
+            found = place, root, right
+    place, root, right = found
+    kind, source, *_ = right.split(" ")
+    match = _MOUNTED.fullmatch(_ESCAPED.sub(lambda digits: chr(int(digits[1], 8)), source))
+    if kind != "fuse.datacache" or match is None:
+        return None
+    return match[1], os.path.join(root, path[len(place.rstrip("/")) + 1 :]).lstrip("/")
