@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from datacache.cluster.peer import MOST_S
-from datacache.core.ids import BLOCK_BYTES
+from datacache.core.ids import BLOCK_BYTES, block_count
 from datacache.daemon.client import DaemonClient
+from datacache.settings import load_settings
 from tests.cluster.three_nodes import Cluster, a_cluster, at_once, go_on, kill, shuffled, stop, until
 from tests.conformance.faults import Fault
 from tests.netns import NodeHome
@@ -34,6 +35,25 @@ def test_nodes_that_read_all_at_the_same_time_ask_the_store_once_for_each_block(
     assert all(cluster.owned(data)), "each node owns something"
     at_once(*(lambda c=c, n=n: cluster.read(c, data, shuffled(data, n)) for n, c in enumerate(cluster.clients * 2)))
     assert data.gets() == len(data.blocks)
+
+
+@promise("A block is got from the store once, however many nodes of a cluster read it")
+def test_nodes_that_load_the_same_weights_at_once_ask_the_store_once_for_each_block(cluster: Cluster) -> None:
+    import torch
+    from safetensors.torch import save_file
+
+    from datacache.safetensors import load_file
+
+    bucket, tensors = cluster.store.make_bucket("cold-weights"), {"layer": torch.rand(2**24)}
+    save_file(tensors, bucket / "w.safetensors")
+    cluster.homes[0].snapshot(bucket.name, f"s3://{bucket.name}")
+
+    def load(home: NodeHome) -> None:
+        loaded = load_file(f"{bucket.name}@latest/w.safetensors", settings=load_settings(home.env))
+        assert torch.equal(loaded["layer"], tensors["layer"])
+
+    at_once(*(lambda home=home: load(home) for home in cluster.homes))
+    assert cluster.store.get_count(bucket.name) == block_count((bucket / "w.safetensors").stat().st_size)
 
 
 @promise("An owner whose store is slow is waited for as long as it shows signs of life")
