@@ -38,12 +38,14 @@ except ModuleNotFoundError as exc:
     ) from exc
 
 if TYPE_CHECKING:
+    from datacache.api.models import PredictKeywords
     from datacache.loaders.device import DevicePrefetcher
     from datacache.loaders.loader import Loader, loader
     from datacache.loaders.mixed import MixedDataset
     from datacache.loaders.mixed_order import Stop
     from datacache.loaders.sampler import EpochSampler
     from datacache.loaders.tasks.elastic import ElasticDataset
+    from datacache.models.predicting.predict import Predicted
 
 __all__ = [
     "DevicePrefetcher",
@@ -59,6 +61,7 @@ __all__ = [
     "collate_ultralytics",
     "loader",
     "mix",
+    "predict",
 ]
 __getattr__, _ = front(__name__)
 
@@ -216,3 +219,23 @@ def mix(
             hint="Give them to the datasets.",
         )
     return MixedDataset(datasets, [weight for _, weight in pairs], classes=classes, stop=stop)
+
+
+def predict(
+    model: str | Callable[..., Any],
+    ref: str,
+    *,
+    name: str,
+    settings: Settings | None = None,
+    progress: Callable[[str, int, int], None] | None = None,
+    **options: Unpack[PredictKeywords],
+) -> Predicted:
+    """Make a snapshot `name` with the images of `ref` and what `model` finds in them; see `datacache.api.predict`.
+
+    A module of PyTorch, or any other callable that takes a batch of images, runs in this process, on the first of
+    `devices`, while others decode.
+    """
+    from datacache.api.models import predict as run
+
+    told: dict[str, Any] = {} if progress is None else {"progress": progress}
+    return run(ref, model, name=name, settings=settings, **told, **options)

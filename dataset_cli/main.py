@@ -43,7 +43,8 @@ COMMANDS = {
     name: f"dataset_cli.commands.{_JOINED.get(name, name)}"
     for name in (
         *("snapshot", "dataset", "ls", "cat", "cp", "log"),
-        *("convert", "merge", "dedupe", "sample", "shard", "query", "stats", "preview", "evaluate", "ui", "marks"),
+        *("convert", "merge", "dedupe", "sample", "shard", "query", "stats", "preview"),
+        *("predict", "evaluate", "ui", "marks"),
         *("mount", "umount", "flush", "export", "warm", "jobs", "tasks", "bench", "cache", "cluster", "daemon", "k8s"),
         *("status", "doctor", "demo", "completion"),
     )

@@ -245,6 +245,7 @@ PROBLEMS: Final[dict[str, str]] = {
     # Images.
     "image-broken": "The image is empty, of no known format, or its header is damaged",
     "image-truncated": "The image ends before its end",
+    "image-gone": "The image is not in its store any more, or was changed there",
     "image-goes-on": "A JPEG has bytes behind its end",
     "not-data": "Files are there that operating systems and tools leave behind, or masks",
     # Image operations.

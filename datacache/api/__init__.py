@@ -1,10 +1,10 @@
 """The one door to datacache: what users and the edges call, and the only place where layers are put together.
 
 `opening` opens what can be read or written, `snapshots` makes and keeps them, `annotations` is about what is in the
-images, `marks` about what people mark on them, `node` about the cache of this machine, `training` about queues of tasks
-and how fast samples come. Functions take `settings`; without them they load them from the environment. Any thread may
-call them. The rest are parts of lower layers that the edges need, mostly the classes of what these functions take and
-return.
+images, `marks` about what people mark on them, `models` about predictions, `node` about the cache of this machine,
+`training` about queues of tasks and how fast samples come. Functions take `settings`; without them they load them from
+the environment. Any thread may call them. The rest are parts of lower layers that the edges need, mostly the classes of
+what these functions take and return.
 """
 
 from __future__ import annotations
@@ -78,6 +78,8 @@ if TYPE_CHECKING:
     from datacache.api.marks import make_queue as make_queue
     from datacache.api.marks import marking_queues as marking_queues
     from datacache.api.marks import open_queue as open_queue
+    from datacache.api.models import accept_predictions as accept_predictions
+    from datacache.api.models import predict as predict
     from datacache.api.node import cache_status as cache_status
     from datacache.api.node import cancel_job as cancel_job
     from datacache.api.node import cluster_status as cluster_status
@@ -185,6 +187,8 @@ if TYPE_CHECKING:
     from datacache.marking.drafts import save_draft as save_draft
     from datacache.models import evaluation_plot as _evaluation_plot
     from datacache.models.evaluate import Evaluation as Evaluation
+    from datacache.models.predicting.predict import Predicted as Predicted
+    from datacache.models.predicting.snapshots import Accepted as Accepted
     from datacache.reader.export.export import Exported as Exported
     from datacache.reader.snapshot import Snapshot as Snapshot
     from datacache.reader.snapshot import Stat as Stat

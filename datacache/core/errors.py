@@ -195,6 +195,18 @@ class ConversionError(DatacacheError):
         self.problems = tuple(problems)
 
 
+# --- models ----------------------------------------------------------------------------------------------------------
+
+
+class PredictError(DatacacheError):
+    """A model failed, or a process that ran it ended; nothing was committed. `images` are the paths of the batch that
+    it was given, where it was one."""
+
+    def __init__(self, message: str, *, images: Sequence[str] = (), hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.images = tuple(images)
+
+
 # --- imports ---------------------------------------------------------------------------------------------------------
 
 

@@ -73,14 +73,18 @@ _worker: Worker[Any, Any]
 """The one worker of a worker process, which does nothing else; never set in a process that others use."""
 
 
-def _begin_process(parent: int, worker: Worker[Any, Any]) -> None:
-    global _worker
-    gc.freeze()  # a collection would write to each page that is the parent's, and so copy it
+def end_with(parent: int) -> None:
+    """Have this process, a child of `parent`, end when that does, which it would otherwise wait for for ever."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-    # A parent that is killed takes its workers with it: they would wait for tasks for ever.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)
+
+
+def _begin_process(parent: int, worker: Worker[Any, Any]) -> None:
+    global _worker
+    gc.freeze()  # a collection would write to each page that is the parent's, and so copy it
+    end_with(parent)
     _worker = worker
 
 

@@ -147,8 +147,12 @@ class SnapshotSource(SampleSource):
         self.style = getattr(selection.targets, "style", None)
         self._ids = selection.ids
 
+    def row(self, sample: int) -> int:
+        """Return a sample's row in the manifest."""
+        return int(self._rows[sample])
+
     def path(self, sample: int) -> str:
-        return text(self.snapshot.manifest.path(int(self._rows[sample])))
+        return text(self.snapshot.manifest.path(self.row(sample)))
 
     def target(self, sample: int) -> Any:
         return self.path(sample) if self._targets is None else self._targets.get(sample)

@@ -1,0 +1,364 @@
+"""Predicting on a snapshot: what the result has, what is left out, and what is left of it after kills."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from datacache import api
+from datacache.annotations.table.ranges import Row
+from datacache.core.errors import OtherKindError, PredictError, UsageError
+from datacache.models.predicting.predict import Predicted
+from datacache.settings import Settings
+from tests.models.finder import Failing, Finder, SmallFinder, Sorter
+from tests.promises import promise
+
+ROOT = Path(__file__).resolve().parents[2]
+MODEL = "tests.models.finder"
+
+
+def rows_of(ref: str, settings: Settings) -> dict[str, Row]:
+    with api.open_annotations(ref, settings=settings) as (_snapshot, table):
+        return {row.path: row for row in table.rows()}
+
+
+def predict(ref: str, settings: Settings, model: str | Callable[..., Any] | None = None, **options: Any) -> Predicted:
+    return api.predict(
+        ref, model or Finder(), **{"name": "found", "batch_size": 5, "settings": settings, "decoders": 0} | options
+    )
+
+
+# --- the snapshot ---------------------------------------------------------------------------------------------------
+
+
+def test_predictions_are_objects_with_scores_in_the_same_images(faces: str, settings: Settings) -> None:
+    made = predict(faces, settings)
+    assert (made.report.images, made.report.predicted, made.report.objects) == (24, 24, 48)
+    found, labelled = rows_of("found", settings), rows_of(faces, settings)
+    assert list(found) == list(labelled)
+    with api.open_snapshot(faces, settings) as images, api.open_snapshot("found", settings) as predicted:
+        for path, row in found.items():
+            assert predicted.read(path) == images.read(path)
+            assert row.annotation is not None
+            first, second = row.annotation.boxes
+            assert (first.label, second.label) == ("mask", "no_mask")
+            assert first.extra is not None
+            assert second.extra is not None
+            assert second.extra.score == pytest.approx(1 / 3, abs=1e-7)
+            assert first.y2 / row.annotation.height == pytest.approx(first.extra.score, abs=1e-6)
+    with api.open_annotations("found", settings=settings) as (_, table):
+        assert api.has_scores(table)
+
+
+def test_lineage_says_which_model_on_which_snapshot(faces: str, settings: Settings, tmp_path: Path) -> None:
+    weights = tmp_path / "weights.bin"
+    weights.write_bytes(b"of the model")
+    made = predict(faces, settings, Failing, weights=weights)
+    lineage = made.record.lineage
+    assert lineage is not None
+    with api.open_snapshot(faces, settings) as snapshot:
+        assert (lineage.command, lineage.inputs) == ("predict", (snapshot.ref,))
+    said = lineage.parameters
+    assert said["model"] == f"{MODEL}:Failing"
+    assert said["weights"] == str(weights)
+    assert said["weights_checksum"].startswith("xxh3-128:")
+    assert said["classes"] == ["mask", "no_mask"]
+
+
+@promise("The same images and the same model give the same snapshot of predictions")
+def test_the_id_depends_on_neither_batches_nor_processes(faces: str, settings: Settings) -> None:
+    ids = {
+        predict(faces, settings).record.id,
+        predict(faces, settings, batch_size=24, decoders=2).record.id,
+        predict(faces, settings, f"{MODEL}:Finder", processes=2, decoders=1, batch_size=2).record.id,
+    }
+    assert len(ids) == 1
+
+
+def test_boxes_of_a_resized_image_are_in_pixels_of_the_image_itself(faces: str, settings: Settings) -> None:
+    predict(faces, settings, SmallFinder(), decoders=1)
+    for row in rows_of("found", settings).values():
+        assert row.annotation is not None
+        width, height = row.annotation.width, row.annotation.height
+        [box] = row.annotation.boxes
+        assert box[1:5] == pytest.approx((width / 4, height / 4, width / 2, height))
+
+
+def test_objects_below_the_least_score_are_left_out(faces: str, settings: Settings) -> None:
+    made = predict(faces, settings, least_score=0.34)
+    assert made.report.classes.keys() == {"mask"}
+
+
+def test_only_the_images_of_a_split_are_asked_for(faces: str, faces_folder: Path, settings: Settings) -> None:
+    predict(faces, settings, split="val")
+    names = (faces_folder / "ImageSets" / "Main" / "val.txt").read_text().split()
+    assert 0 < len(names) < 24
+    assert list(rows_of("found", settings)) == [f"JPEGImages/{name}.jpg" for name in sorted(names)]
+
+
+def test_classes_of_images_are_labels_with_scores_of_the_likeliest(faces: str, settings: Settings) -> None:
+    made = predict(faces, settings, Sorter(), least_score=0.6)
+    rows = rows_of("found", settings)
+    with api.open_snapshot("found", settings) as snapshot:
+        lines = [json.loads(line) for line in snapshot.read("metadata.jsonl").splitlines()]
+    assert [line["file_name"] for line in lines] == list(rows)
+    for line in lines:
+        annotation = rows[line["file_name"]].annotation
+        assert annotation is not None
+        best = max(line["scores"], key=line["scores"].__getitem__)
+        assert line["score"] == line["scores"][best]
+        assert annotation.labels == ((best,) if line["score"] >= 0.6 else ())
+    assert 0 < made.report.classes.total() < 24
+
+
+def test_a_data_set_of_something_else_is_not_replaced(faces: str, settings: Settings) -> None:
+    with pytest.raises(OtherKindError):
+        predict(faces, settings, name="faces")
+
+
+# --- what is wrong --------------------------------------------------------------------------------------------------
+
+
+@promise("An image that cannot be decoded is reported, and the others are predicted")
+def test_images_that_cannot_be_decoded_are_reported_and_left_out(
+    faces_folder: Path, tmp_path: Path, settings: Settings
+) -> None:
+    folder = tmp_path / "faces"
+    subprocess.run(["cp", "-r", faces_folder / "JPEGImages", folder], check=True)
+    broken = sorted(folder.glob("*.jpg"))[:4]
+    broken[0].write_bytes(broken[0].read_bytes()[:2000])
+    broken[1].write_bytes(b"no image")
+    # A PNG that says it has 60,000 x 60,000 pixels.
+    broken[2].write_bytes(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0\xea\x60\0\0\xea\x60\x08\x02\0\0\0" + bytes(4))
+    api.create_snapshot("faces", folder.as_uri(), settings=settings)
+    broken[3].unlink()
+    made = predict("faces", settings, decoders=1)
+    assert [(problem.code, problem.action, problem.file) for problem in made.report.problems] == [
+        ("image-truncated", "skipped", broken[0].name),
+        ("image-broken", "skipped", broken[1].name),
+        ("image-too-large", "skipped", broken[2].name),
+        ("image-gone", "skipped", broken[3].name),
+    ]
+    assert made.report.predicted == 20
+    assert len(rows_of("found", settings)) == 20
+
+
+def test_where_no_image_can_be_predicted_nothing_is_made(tmp_path: Path, settings: Settings) -> None:
+    (tmp_path / "a.jpg").write_bytes(b"no image")
+    api.create_snapshot("faces", tmp_path.as_uri(), settings=settings)
+    with pytest.raises(PredictError, match=r"a\.jpg"):
+        predict("faces", settings)
+    assert [dataset.name for dataset in api.list_datasets(settings=settings)] == ["faces"]
+
+
+def test_a_model_that_fails_names_its_images_and_later_runs_go_on_behind_them(
+    faces: str, settings: Settings, tmp_path: Path
+) -> None:
+    weights = tmp_path / "weights.bin"
+    weights.write_bytes(b"")
+    (tmp_path / "fails").touch()
+    with pytest.raises(PredictError, match=r"JPEGImages/000006\.jpg.*: ArithmeticError: the model is confused") as info:
+        predict(faces, settings, Failing, weights=weights)
+    assert len(info.value.images) == 5
+    (tmp_path / "fails").unlink()
+    made = predict(faces, settings, Failing, weights=weights)
+    assert made.report.resumed == 5
+    assert made.record.id == predict(faces, settings).record.id
+    assert predict(faces, settings, Failing, weights=weights).report.resumed == 0  # what is done is forgotten
+
+
+def test_other_weights_do_not_go_on_where_those_before_were(faces: str, settings: Settings, tmp_path: Path) -> None:
+    weights = tmp_path / "weights.bin"
+    weights.write_bytes(b"")
+    (tmp_path / "fails").touch()
+    with pytest.raises(PredictError):
+        predict(faces, settings, Failing, weights=weights)
+    (tmp_path / "fails").unlink()
+    weights.write_bytes(b"others")
+    assert predict(faces, settings, Failing, weights=weights).report.resumed == 0
+
+
+def test_weights_may_be_a_file_of_a_snapshot(faces: str, settings: Settings, tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "best.pt").write_bytes(b"of the model")
+    api.create_snapshot("weights", tmp_path.as_uri(), settings=settings)
+    made = predict(faces, settings, Failing, weights="weights@latest/runs/best.pt")
+    assert made.record.lineage is not None
+    by_path = predict(faces, settings, Failing, weights=tmp_path / "runs" / "best.pt")
+    assert by_path.record.lineage is not None
+    sums = {each.record.lineage.parameters["weights_checksum"] for each in (made, by_path) if each.record.lineage}
+    assert len(sums) == 1
+    with pytest.raises(UsageError, match=r"weights@latest/runs/worst\.pt"):
+        predict(faces, settings, Failing, weights="weights@latest/runs/worst.pt")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"batch_size": 0}, "batch_size=0"),
+        ({"least_score": 2}, "from 0 to 1"),
+        ({"classes": "mask"}, "a list"),
+        ({"devices": ()}, "no device"),
+        ({"processes": 2}, "Name it"),
+        ({"split": "nowhere"}, "no split"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(faces: str, settings: Settings, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError) as info:
+        predict(faces, settings, **options)
+    assert said in f"{info.value} {info.value.hint}"
+
+
+def test_a_prediction_that_another_process_is_at_is_refused(faces: str, settings: Settings, tmp_path: Path) -> None:
+    weights = tmp_path / "weights.bin"
+    weights.write_bytes(b"")
+    seen: list[str] = []
+
+    def again(what: str, done: int, _total: int) -> None:
+        if what == "predicting" and done == 10:
+            with pytest.raises(PredictError, match="another process") as info:
+                predict(faces, settings, Failing, weights=weights)
+            seen.append(info.value.hint)
+
+    predict(faces, settings, Failing, weights=weights, progress=again)
+    assert len(seen) == 1
+
+
+# --- kills ----------------------------------------------------------------------------------------------------------
+
+
+class Killed:
+    """`dsctl predict` with a model that kills processes, run until nobody is killed any more."""
+
+    def __init__(self, folder: Path) -> None:
+        self.kills, self.weights = folder / "kills.json", folder / "weights.bin"
+        self.weights.write_bytes(b"")
+
+        self.how: dict[str, Any] = {"cwd": ROOT, "env": os.environ | {"PYTHONPATH": str(ROOT)}}
+
+    def words(self, batch: int) -> list[str]:
+        words = [sys.executable, "-m", "dataset_cli", "predict", "faces", "--as", "found", "--json"]
+        words += ["--model", f"{MODEL}:Killing", "--weights", str(self.weights)]
+        return [*words, "--batch", str(batch), "--decoders", "1"]
+
+    def run(self, batch: int) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(self.words(batch), capture_output=True, text=True, timeout=120, check=False, **self.how)
+
+
+@promise("A prediction whose processes are killed goes on when it is run again, and its snapshot is the same")
+def test_whichever_process_is_killed_the_next_run_goes_on_to_the_same_snapshot(
+    faces: str, settings: Settings, tmp_path: Path
+) -> None:
+    wanted = predict(faces, settings, name="whole", batch_size=3).record.id
+    killed = Killed(tmp_path)
+    kills = ["model", "command", "decoder"]
+    killed.kills.write_text(json.dumps(kills))
+    for kill in kills:
+        done = killed.run(3)
+        if kill == "command":
+            assert done.returncode == -signal.SIGKILL
+            continue
+        assert done.returncode == 1
+        error = json.loads(done.stderr.splitlines()[-1])["error"]
+        assert error["type"] == "PredictError"
+        assert {"model": "the model's process", "decoder": "a decoder"}[kill] in error["message"]
+        assert "run it again" in error["hint"]
+    done = killed.run(3)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["snapshot"]["id"] == wanted
+    assert result["report"]["resumed"] >= 3 * len(kills)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_fifty_kills_at_any_moment_lead_to_the_same_snapshot(faces: str, settings: Settings, tmp_path: Path) -> None:
+    wanted = predict(faces, settings, name="whole", batch_size=1).record.id
+    killed, draw, kills = Killed(tmp_path), Random(1), Counter[str]()
+    killed.kills.write_text("[]")
+    while kills.total() < 50:
+        process = subprocess.Popen(
+            killed.words(1), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **killed.how
+        )
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(draw.uniform(0.2, 6.0))
+        tree = [process.pid]  # the command, its model's process, and that one's decoder
+        while children := Path(f"/proc/{tree[-1]}/task/{tree[-1]}/children").read_text().split():
+            tree.append(int(children[0]))
+        place = draw.randrange(len(tree))
+        if process.poll() is None:
+            os.kill(tree[place], signal.SIGKILL)
+        out, err = process.communicate(timeout=120)
+        if process.returncode == 0:
+            assert json.loads(out)["snapshot"]["id"] == wanted
+        else:
+            kills[["command", "model", "decoder"][place]] += 1
+            assert place == 0 or json.loads(err.splitlines()[-1])["error"]["type"] == "PredictError", err
+    assert min(kills.values()) > 5
+    assert json.loads(killed.run(1).stdout)["snapshot"]["id"] == wanted
+
+
+# --- labels of predictions ------------------------------------------------------------------------------------------
+
+
+def test_predictions_of_a_high_score_become_labels_that_say_so(faces: str, settings: Settings) -> None:
+    predict(faces, settings)
+    before = rows_of("found", settings)
+    made = api.accept_predictions("found", name="labels", least_score=0.6, settings=settings)
+    after = rows_of("labels", settings)
+    assert list(after) == list(before)
+    accepted = 0
+    for path, row in before.items():
+        assert row.annotation is not None
+        wanted = [(box, box.extra.score) for box in row.annotation.boxes if box.extra and (box.extra.score or 0) >= 0.6]
+        accepted += len(wanted)
+        now = after[path].annotation
+        assert now is not None
+        assert [box[:5] for box in now.boxes] == [box[:5] for box, _ in wanted]
+        assert [box.attributes for box in now.boxes] == [(("accepted", repr(score)),) for _, score in wanted]
+        assert all(box.extra is None for box in now.boxes)
+        assert bool(now.source) == bool(wanted)  # of an image without labels nothing is said
+    assert 0 < accepted == made.accepted < 24
+    assert made.left_out == 48 - accepted
+    assert made.labelled == accepted
+    with api.open_annotations("labels", settings=settings) as (_, table):
+        assert not api.has_scores(table)
+    assert made.record.lineage is not None
+    assert made.record.lineage.parameters["accept"] == 0.6
+    again = api.accept_predictions("found", name="labels", least_score=0.6, settings=settings)
+    assert again.record.id == made.record.id
+
+
+def test_predictions_that_are_converted_can_be_accepted_too(faces: str, settings: Settings) -> None:
+    predict(faces, settings)
+    api.convert("found", to="yolo-predictions", name="yolo", settings=settings)
+    made = api.accept_predictions("yolo", name="labels", least_score=0.5, settings=settings)
+    assert made.accepted == api.accept_predictions("found", name="others", least_score=0.5, settings=settings).accepted
+
+
+def test_classes_of_a_high_score_become_labels(faces: str, settings: Settings) -> None:
+    predict(faces, settings, Sorter())
+    made = api.accept_predictions("found", name="labels", least_score=0.6, settings=settings)
+    labels = [row.annotation.labels for row in rows_of("labels", settings).values() if row.annotation]
+    assert len(labels) == 24
+    assert sum(map(bool, labels)) == made.accepted == made.labelled
+    assert 0 < made.accepted < 24
+
+
+def test_where_nothing_can_be_accepted_nothing_is_made(faces: str, settings: Settings) -> None:
+    with pytest.raises(UsageError, match="has no scores"):
+        api.accept_predictions(faces, name="labels", least_score=0.5, settings=settings)
+    predict(faces, settings)
+    with pytest.raises(UsageError, match="no prediction of found"):
+        api.accept_predictions("found", name="labels", least_score=1, settings=settings)
