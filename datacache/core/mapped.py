@@ -97,16 +97,22 @@ class MappedFile:
         """Remember nothing of what is in memory."""
         self.calm = -1
 
-    def _ask(self, start: int, stop: int) -> None:
+    def populate(self, start: int, stop: int) -> None:
+        """Have bytes `start:stop` in memory, for a caller that goes through the file: the kernel reads ahead into large
+        pages, and maps these in a third of the time. Raises as `need`; nothing is remembered."""
         first = start & -mmap.PAGESIZE
-        # These pages and no others: a fault would have the disk read as much again on either side.
-        _madvise(self._address + first, stop - first, mmap.MADV_WILLNEED)
         while stop > start and _madvise(self._address + first, stop - first, _MADV_POPULATE_READ):
             if (code := ctypes.get_errno()) != errno.EINTR:
                 self._read(start, stop)  # says why, or gets it after all: this kernel may not know how to populate
                 if code != errno.EINVAL:
                     raise OSError(code, os.strerror(code))
                 return
+
+    def _ask(self, start: int, stop: int) -> None:
+        first = start & -mmap.PAGESIZE
+        # These pages and no others: a fault would have the disk read as much again on either side.
+        _madvise(self._address + first, stop - first, mmap.MADV_WILLNEED)
+        self.populate(start, stop)
 
     def _read(self, start: int, stop: int) -> None:
         fd = self.fd if self.fd >= 0 else os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)

@@ -249,7 +249,7 @@ class LocalBlocks:
             return None
 
         def sound(spot: Spot) -> bool:
-            file.need(spot.start, spot.end, spot.start, spot.end)
+            file.populate(spot.start, spot.end)
             return intact(file.view[spot.start : spot.end], spot.sums, 0, spot.end - spot.start)
 
         try:
