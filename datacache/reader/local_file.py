@@ -33,13 +33,12 @@ from datacache.core import lockfile
 from datacache.core.concurrency import PerProcess, gather
 from datacache.core.disk import write_all
 from datacache.core.errors import CacheError, DatacacheError, StoreError
-from datacache.core.ids import BLOCK_BYTES, ObjectRef, block_count, object_id
+from datacache.core.ids import BLOCK_BYTES, ObjectRef, block_count
 from datacache.daemon import paths
 from datacache.reader.snapshot import Snapshot
 from datacache.settings import Settings
 from datacache.store.local.store import LocalStore
 from datacache.store.sources import source_rules
-from datacache.tiers.containers import open_object_file
 
 _BLOCKS_AT_ONCE = 8
 _NAME_BYTES = 200
@@ -100,7 +99,7 @@ class LocalFiles:
             name = folder.new_name(entry.path)
             if self._link_source(ref, folder, name):
                 return LocalFile(folder, name, ref)
-            if not self._link_tier(ref, folder, name):
+            if not self._link_tier(row, folder, name):
                 self._copy(row, ref.size_bytes, folder.path / name)
             return LocalFile(folder, name, None)
         except DatacacheError:  # some are OSErrors, too
@@ -130,13 +129,11 @@ class LocalFiles:
             os.close(fd)
         return True
 
-    def _link_tier(self, ref: ObjectRef, folder: _Folder, name: str) -> bool:
-        if self._settings.bypass_local:
+    def _link_tier(self, row: int, folder: _Folder, name: str) -> bool:
+        found = self._snapshot.rows.open_object_file(row)
+        if found is None:
             return False
-        home, ram_dir = self._settings.home, self._settings.ram_dir
-        fd = open_object_file(home, ram_dir, object_id(ref), ref.size_bytes)
-        if fd is None:
-            return False
+        fd = found[1]
         try:
             return folder.link(fd, name)
         finally:

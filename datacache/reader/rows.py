@@ -138,6 +138,24 @@ class RowReader:
         for number in range(start // BLOCK_BYTES, -(-min(stop, size) // BLOCK_BYTES)):
             self._local.drop_pages(block_id(obj, number))
 
+    def object_file(self, row: int) -> int | None:
+        """Return the number of the SSD tier's file of exactly a row's bytes; None if there is none, or it was not
+        checked as a whole. By the index: bytes unseen."""
+        return self._local.object_file(*self.object_at(row))
+
+    def open_object_file(self, row: int) -> tuple[int, int] | None:
+        """Return number and descriptor, the caller's, of the SSD tier's file of exactly a row's bytes. Every byte has
+        just been verified. None if there is none, whatever the reason."""
+        return self._local.open_object_file(*self.object_at(row))
+
+    def has_object_file(self, number: int) -> bool:
+        """Tell whether the SSD tier still has a file of its own."""
+        return self._local.has_object_file(number)
+
+    def touch_object_file(self, number: int) -> None:
+        """Note that a file of the SSD tier is read now, past this process, so that it is not evicted as unused."""
+        self._local.touch_object_file(number)
+
     def sweep(self) -> None:
         """Give the disk space of evicted blocks back, and find an index that was made anew. A process that may not read
         for long, or only asks, calls it now and then."""

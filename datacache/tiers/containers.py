@@ -9,7 +9,8 @@ have in memory already cost three to nine times the processor time (14 µs again
 soon is written the usual way all the same (`Block.soon`). So is a file system that refuses (EINVAL, when a file is
 opened or first written).
 
-`open_object_file` is for readers that need a file and not blocks: any thread, and after `fork()`.
+`object_blocks` and `open_object_file` are for readers that need a file and not blocks (`LocalBlocks.open_object_file`):
+any thread, and after `fork()`.
 """
 
 from __future__ import annotations
@@ -23,16 +24,13 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import lmdb
-
+from datacache.core.concurrency import map_in_threads
 from datacache.core.disk import write_all
-from datacache.core.errors import CacheError
 from datacache.core.ids import BLOCK_BYTES, BlockId, ObjectId, block_count, block_id, block_length
 from datacache.core.pages import begins_at_page
 from datacache.tiers import layout
-from datacache.tiers.index import open_index
-from datacache.tiers.layout import OBJECT_FILE, Location, aligned, container_name, intact, unpack_location
-from datacache.tiers.memory import memory_dir
+from datacache.tiers.index import Index
+from datacache.tiers.layout import OBJECT_FILE, Location, aligned, checksums, container_name, unpack_location
 
 log = logging.getLogger(__name__)
 _MODE = 0o600
@@ -40,6 +38,8 @@ _PADDING = bytes(layout.RECORD_ALIGN)
 _IOV_MAX = 1024
 _REGION_MAGIC = b"DCREGION"
 _SSD = 1  # the number of the tier
+_VERIFYING_THREADS = 4
+"""Reading and hashing let go of the interpreter."""
 
 
 class Bounce:
@@ -244,25 +244,38 @@ def _write_buffers(fd: int, buffers: Sequence[bytes | memoryview], offset: int) 
         offset += total
 
 
-def open_object_file(home: Path, ram_dir: Path, obj: ObjectId, size_bytes: int) -> int | None:
-    """Return a descriptor, the caller's, of a file with exactly this object's bytes: all of its blocks are in it, and
-    every byte was verified by its checksum. None if there is none, whatever the reason."""
-    blocks = _blocks(home, ram_dir, obj, size_bytes)
-    if blocks is None:
+def object_blocks(index: Index, obj: ObjectId, size_bytes: int) -> list[Location] | None:
+    """Return the places of a large object's blocks, if all are in one object file of the SSD tier. `ValueError` for an
+    index value that is none."""
+    if size_bytes <= BLOCK_BYTES:
         return None
-    path = layout.ssd_dir(home) / container_name(blocks[0].container)
+    found = []
+    for number in range(block_count(size_bytes)):
+        value = dict(index.find(block_id(obj, number))).get(_SSD)
+        if value is None:
+            return None
+        found.append(unpack_location(value))
+    container = found[0].container
+    as_expected = all(
+        (block.container, block.offset, block.length) == (container, at * BLOCK_BYTES, block_length(size_bytes, at))
+        for at, block in enumerate(found)
+    )
+    return found if as_expected and container & OBJECT_FILE else None
+
+
+def open_object_file(folder: Path, blocks: Sequence[Location]) -> int | None:
+    """Return a descriptor, the caller's, of the object file of these blocks, whose every byte has just been verified by
+    its checksum. None if there is none, whatever the reason."""
+    path = folder / container_name(blocks[0].container)
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:  # evicted this moment
         return None
     try:
-        sound = os.fstat(fd).st_size == size_bytes
-        for block in blocks if sound else ():
-            data = os.pread(fd, block.length, block.offset)  # not mapped: a file cut short must not be fatal
-            sound = len(data) == block.length and intact(memoryview(data), block.sums, 0, block.length)
-            if not sound:
-                break
-        if sound:
+        sound = os.fstat(fd).st_size == blocks[-1].offset + blocks[-1].length
+        size = -(-len(blocks) // _VERIFYING_THREADS)
+        spans = [blocks[first : first + size] for first in range(0, len(blocks), size)]
+        if sound and all(map_in_threads(lambda span: _intact_in(fd, span), spans, threads=_VERIFYING_THREADS)):
             return fd
         log.warning("%s is not what the index says: its blocks are read one by one", path)
     except OSError as exc:
@@ -271,26 +284,18 @@ def open_object_file(home: Path, ram_dir: Path, obj: ObjectId, size_bytes: int) 
     return None
 
 
-def _blocks(home: Path, ram_dir: Path, obj: ObjectId, size_bytes: int) -> list[Location] | None:
-    """Return the places of the object's blocks, if all are in one object file."""
-    if size_bytes <= BLOCK_BYTES:
-        return None
-    found = []
+def _intact_in(fd: int, span: Sequence[Location]) -> bool:
+    """Tell whether blocks that follow each other have their checksums. They are not mapped: a file that is cut short
+    must not be fatal."""
+    # An open file of its own: the kernel reads ahead by what was read of one last.
+    own = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
     try:
-        index = open_index(layout.index_dir(memory_dir(home, ram_dir)))
-        if not index.whole():
-            return None
-        for number in range(block_count(size_bytes)):
-            value = dict(index.find(block_id(obj, number))).get(_SSD)
-            if value is None:
-                return None
-            found.append(unpack_location(value))
-    except (CacheError, lmdb.Error, OSError, IndexError, ValueError) as exc:
-        log.debug("the index of %s: %s", home, exc)
-        return None
-    container = found[0].container
-    as_expected = all(
-        (block.container, block.offset, block.length) == (container, at * BLOCK_BYTES, block_length(size_bytes, at))
-        for at, block in enumerate(found)
-    )
-    return found if as_expected and container & OBJECT_FILE else None
+        os.posix_fadvise(own, 0, 0, os.POSIX_FADV_SEQUENTIAL)
+        buffer = memoryview(bytearray(BLOCK_BYTES))
+        return all(
+            os.preadv(own, [buffer[: block.length]], block.offset) == block.length
+            and checksums(buffer[: block.length]) == block.sums
+            for block in span
+        )
+    finally:
+        os.close(own)

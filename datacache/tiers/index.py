@@ -115,6 +115,11 @@ class Index:
         with self.env.begin(db=self.meta) as txn, txn.cursor() as cursor:
             return bool(cursor.set_range(UNCHECKED)) and bytes(cursor.key()).startswith(UNCHECKED)
 
+    def is_unchecked(self, obj: ObjectId) -> bool:
+        """Tell whether `meta` has the SSD tier's `unchecked_key` of an object."""
+        with self.env.begin(db=self.meta) as txn:
+            return txn.get(unchecked_key(obj, TIER_NAMES[1])) is not None
+
     def whole(self) -> bool:
         """Tell whether the file is at least as long as it was: reading a torn one through a mapping would be fatal."""
         seen = self._seen_bytes  # before the look: another thread may see the file grow meanwhile

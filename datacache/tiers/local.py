@@ -39,9 +39,10 @@ from datacache.core.ids import (
 )
 from datacache.core.mapped import MappedFile, reclaim
 from datacache.tiers import layout
+from datacache.tiers.containers import object_blocks, open_object_file
 from datacache.tiers.health import health_of
 from datacache.tiers.index import Index, open_index
-from datacache.tiers.layout import container_name, intact, unpack_location
+from datacache.tiers.layout import OBJECT_FILE, Location, container_name, intact, unpack_location
 from datacache.tiers.memory import AccessTable, is_private, make_shared, memory_dir
 
 log = logging.getLogger(__name__)
@@ -333,6 +334,32 @@ class LocalBlocks:
                     return True
         return False
 
+    def object_file(self, obj: ObjectId, size_bytes: int) -> int | None:
+        """Return the number of the SSD's file of exactly a large object, none of whose blocks came after the last check
+        of the whole object; None if there is none. By the index: bytes unseen."""
+        blocks = self._object_blocks(obj, size_bytes)
+        if blocks is None or self._ask(Index.is_unchecked, obj) is not False:
+            return None
+        number = blocks[0].container & ~OBJECT_FILE
+        return number if self.has_object_file(number) else None
+
+    def open_object_file(self, obj: ObjectId, size_bytes: int) -> tuple[int, int] | None:
+        """Return number and descriptor, the caller's, of the SSD's file of exactly a large object. Every byte has just
+        been verified. None if there is none, whatever the reason."""
+        blocks = self._object_blocks(obj, size_bytes)
+        if blocks is None:
+            return None
+        fd = open_object_file(layout.ssd_dir(self._home), blocks)
+        return None if fd is None else (blocks[0].container & ~OBJECT_FILE, fd)
+
+    def has_object_file(self, number: int) -> bool:
+        """Tell whether the SSD still has an object's file: it was not evicted."""
+        return os.path.exists(layout.ssd_dir(self._home) / container_name(number | OBJECT_FILE))
+
+    def touch_object_file(self, number: int) -> None:
+        """Note that an object's file is read now, past this process, so that it is not evicted as unused."""
+        self._access.touch(number | OBJECT_FILE)
+
     def sweep(self) -> None:
         """Let go of evicted containers, so that their room comes free. Reading does it now and then; a process that may
         not read for long calls it about once a second."""
@@ -358,6 +385,9 @@ class LocalBlocks:
         held = self._index.get()
         if held and not held[0].current():
             held.clear()
+
+    def _object_blocks(self, obj: ObjectId, size_bytes: int) -> list[Location] | None:
+        return None if self.tiers[1].health.away() else self._ask(object_blocks, obj, size_bytes)
 
     def _verified(self, block: BlockId, spot: Spot, start: int, stop: int | None) -> memoryview | None:
         mapped, first, end, digest, sums, _ = spot
@@ -443,7 +473,7 @@ class LocalBlocks:
             held.clear()
         except CacheError as exc:  # before the daemon's first start there is none
             log.debug("%s", exc)
-        except (lmdb.Error, OSError, IndexError) as exc:
+        except (lmdb.Error, OSError, IndexError, ValueError) as exc:
             log.warning("the index of %s cannot be read: %s", self._home, exc)
             held.clear()
         return None

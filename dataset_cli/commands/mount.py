@@ -91,8 +91,16 @@ def _umask(_context: click.Context, _parameter: click.Parameter, value: str) -> 
 @click.option("--umask", default="022", callback=_umask, help="Permission bits to leave out, octal. Default 022.")
 @click.option("--allow-other/--no-allow-other", default=None, help="Whether other users may use it (default: as root).")
 @click.option("--workers", type=click.IntRange(1, 256), help="Processes that serve a snapshot (one a core, ≤ 4).")
+@click.option(
+    "--large-files",
+    is_flag=True,
+    help="Of a snapshot: have the kernel read files over 4 MiB from this node's disk itself, each verified once, when "
+    "it is opened first (Linux 6.9, root).",
+)
 @click.option("--foreground", "-f", is_flag=True, help="Stay until it is unmounted; Ctrl-C unmounts.")
-def mount(app: App, /, *, what: str, directory: Path, rw: bool, workers: int | None, **options: Any) -> None:
+def mount(
+    app: App, /, *, what: str, directory: Path, rw: bool, workers: int | None, large_files: bool, **options: Any
+) -> None:
     """Show a snapshot as a directory, or with --rw a bucket to write to.
 
     A snapshot is read-only. A bucket prefix can be read and written: what is written is staged on this side, durable
@@ -111,6 +119,11 @@ def mount(app: App, /, *, what: str, directory: Path, rw: bool, workers: int | N
         _check_url(what, directory)
         if workers is not None:
             raise UsageError("--workers is for snapshots: a read-write mount is served by one process")
+        if large_files:
+            raise UsageError(
+                "--large-files is for snapshots: a read-write mount sees each byte that is written",
+                hint="Make a snapshot of what was written (dsctl snapshot create) and mount that.",
+            )
         with _telling_what_it_waits_for(app, what, foreground=options["foreground"]):
             bucket = fuse_mount.mount_bucket(what, directory, settings=app.settings, **given, **options)
         text = f"{bucket.url} {done} at {bucket.mountpoint}, to read and write; staged in {bucket.staging}"
@@ -122,7 +135,14 @@ def mount(app: App, /, *, what: str, directory: Path, rw: bool, workers: int | N
     if given:
         flag = "--" + next(iter(given)).removesuffix("_s").removesuffix("_bytes").replace("_", "-")
         raise UsageError(f"{flag} is for read-write mounts", hint="A snapshot cannot be written; see --rw.")
-    info = fuse_mount.mount_snapshot(what, directory, settings=app.settings, workers=workers, **options)
+    info = fuse_mount.mount_snapshot(
+        what, directory, settings=app.settings, workers=workers, large_files=large_files, **options
+    )
+    if large_files and not info.config.passed:
+        app.out.warning(
+            f"the kernel does not let {info.mountpoint} pass files through: large files are read as in any other "
+            "mount. It takes Linux 6.9 with CONFIG_FUSE_PASSTHROUGH, and root (CAP_SYS_ADMIN)."
+        )
     ref, size = f"{info.ref.partition('@')[0]}@{info.snapshot_id[:12]}", format_bytes(info.total_bytes)
     app.out.result(mount_as_json(info), f"{ref} {done} at {info.mountpoint}: {info.files:,} files, {size}")
 

@@ -57,6 +57,9 @@ MAX_PAGES = 1 << 22
 NO_OPENDIR_SUPPORT = 1 << 24
 EXPLICIT_INVAL_DATA = 1 << 25
 HANDLE_KILLPRIV_V2 = 1 << 28
+INIT_EXT = 1 << 30
+PASSTHROUGH = 1 << 37
+"""Linux 6.9; in `flags2` of the messages, which hold the upper half where there is INIT_EXT."""
 
 WANTED_FLAGS = ASYNC_READ | DO_READDIRPLUS | READDIRPLUS_AUTO | ASYNC_DIO | NO_OPEN_SUPPORT | PARALLEL_DIROPS
 WANTED_FLAGS |= MAX_PAGES | NO_OPENDIR_SUPPORT | EXPLICIT_INVAL_DATA
@@ -80,6 +83,10 @@ _HAS_LOCK_OWNER = 1 << 1
 """FUSE_READ_LOCKOWNER, FUSE_WRITE_LOCKOWNER: these are a program's own bytes. Pages of a file have no owner."""
 KEEP_CACHE = 1 << 1
 """FOPEN_KEEP_CACHE: the kernel's pages of the file are right."""
+NO_FLUSH = 1 << 5
+"""FOPEN_NOFLUSH: close(2) asks nothing."""
+PASS_THROUGH = 1 << 7
+"""FOPEN_PASSTHROUGH: the kernel reads a backing file itself. With KEEP_CACHE it refuses to open."""
 
 # --- sizes and limits ---------------------------------------------------------------------------------------
 
@@ -103,6 +110,8 @@ UNIQUE_RESEND = 1 << 63
 """Set in `unique` of a request that is sent again. The answer carries the id as received."""
 DEV_IOC_CLONE = 0x8004E500
 """_IOR(229, 0, uint32_t): makes a newly opened /dev/fuse another queue of the connection of the descriptor given."""
+DEV_IOC_BACKING_OPEN, DEV_IOC_BACKING_CLOSE = 0x4010E501, 0x4004E502
+"""_IOW(229, 1, struct fuse_backing_map), _IOW(229, 2, uint32_t)."""
 
 IN_HEADER_BYTES = 40
 OUT_HEADER_BYTES = 16
@@ -116,8 +125,10 @@ _ATTR_OUT = struct.Struct("<QII")  # attr_valid attr_valid_nsec dummy
 _READ_IN = struct.Struct("<QQI")  # fh offset size …
 _WRITE_IN = struct.Struct("<QQII")  # fh offset size write_flags …
 _INIT_IN = struct.Struct("<IIII")  # major minor max_readahead flags …
+_FLAGS2 = struct.Struct("<I")  # behind them, from 7.36 on
 _INIT_OUT = struct.Struct("<IIIIHHIIHHII24x")  # major … max_pages map_alignment flags2 max_stack_depth, unused
 _OPEN_OUT = struct.Struct("<QIi")  # fh open_flags backing_id
+_BACKING_MAP = struct.Struct("<iI8x")  # fd flags padding
 _WRITE_OUT = struct.Struct("<I4x")  # size
 _OPEN_IN = struct.Struct("<II")  # flags open_flags
 _CREATE_IN = struct.Struct("<IIII")  # flags mode umask open_flags
@@ -158,6 +169,7 @@ class InitRequest(NamedTuple):
     minor: int
     max_readahead: int
     flags: int
+    """With `flags2` as the upper half."""
 
 
 class Ownership(NamedTuple):
@@ -184,18 +196,28 @@ def decode_init(buffer: bytes | bytearray) -> InitRequest:
     _, opcode, unique, _ = _IN_START.unpack_from(buffer)
     if opcode != INIT:
         raise ValueError(f"opcode {opcode} where INIT was due")
-    return InitRequest(unique, *_INIT_IN.unpack_from(buffer, IN_HEADER_BYTES))
+    major, minor, max_readahead, flags = _INIT_IN.unpack_from(buffer, IN_HEADER_BYTES)
+    if flags & INIT_EXT:
+        flags |= _FLAGS2.unpack_from(buffer, IN_HEADER_BYTES + _INIT_IN.size)[0] << 32
+    return InitRequest(unique, major, minor, max_readahead, flags)
 
 
-def encode_init(request: InitRequest, *, writable: bool = False) -> bytes:
-    """Return the whole reply to INIT. A newer kernel is told our minor; flags are those that both know."""
+def encode_init(request: InitRequest, *, writable: bool = False, passthrough: bool = False) -> bytes:
+    """Return the whole reply to INIT. A newer kernel is told our minor; flags are those that both know. With
+    `passthrough` backing files may be on any file system that lies on no other one."""
     minor = min(KERNEL_MINOR, request.minor)
-    flags = (WRITABLE_FLAGS if writable else WANTED_FLAGS) & request.flags
+    flags = WRITABLE_FLAGS if writable else WANTED_FLAGS
+    if passthrough:
+        flags |= INIT_EXT | PASSTHROUGH
+    flags &= request.flags
+    most_below = 1 if flags & PASSTHROUGH else 0
     limits = (_MAX_BACKGROUND, _CONGESTION_THRESHOLD, WRITE_BYTES if writable else _MAX_WRITE_BYTES)
     time_granularity_ns, max_pages = 1, MAX_READ_BYTES // 4096
+    halves = flags & 0xFFFFFFFF, flags >> 32
     body = _INIT_OUT.pack(
-        KERNEL_MAJOR, minor, MAX_READAHEAD_BYTES, flags, *limits, time_granularity_ns, max_pages, 0, 0, 0
-    )
+        KERNEL_MAJOR, minor, MAX_READAHEAD_BYTES, halves[0], *limits, time_granularity_ns, max_pages, 0, halves[1],
+        most_below,
+    )  # fmt: skip
     return pack_out_header(OUT_HEADER_BYTES + len(body), 0, request.unique) + body
 
 
@@ -233,11 +255,16 @@ class Encoder:
         """Return a struct fuse_entry_out: the answer to LOOKUP and the first part of a READDIRPLUS record."""
         return _ENTRY.pack(ino, 0, VALID_S, VALID_S, 0, 0) + self.attributes(ino, is_dir, size_bytes, mtime_ns, mode)
 
+    def entry_as(self, node: int, valid_s: int, attributes: tuple[int, bool, int, int, int]) -> bytes:
+        """Return a struct fuse_entry_out of a file that the kernel is to ask for by another number than its inode's,
+        and by this name for so long."""
+        return _ENTRY.pack(node, 0, valid_s, VALID_S, 0, 0) + self.attributes(*attributes)
+
 
 _ATTR_OUT_VALID = _ATTR_OUT.pack(VALID_S, 0, 0)
 NEGATIVE_ENTRY = _ENTRY.pack(0, 0, VALID_S, 0, 0, 0) + bytes(_ATTR.size)
 """Answer to LOOKUP of a name that does not exist, which the kernel may remember (node id 0)."""
-_UNLOOKED_ENTRY = bytes(_ENTRY.size + _ATTR.size)
+UNLOOKED_ENTRY = bytes(_ENTRY.size + _ATTR.size)
 """The entry of '.' and '..' in READDIRPLUS: no node, so nothing is looked up."""
 ENTRY_OUT_BYTES = len(NEGATIVE_ENTRY)
 
@@ -271,7 +298,7 @@ DOTS = 2
 
 def dot_records(ino: int, position: int, *, plus: bool) -> bytes:
     """Return the records of '.' and '..' in a folder that come behind a position. They fit into every request."""
-    entry = _UNLOOKED_ENTRY if plus else b""
+    entry = UNLOOKED_ENTRY if plus else b""
     parent = ROOT_INODE if ino == ROOT_INODE else UNKNOWN_INODE
     dots = enumerate(((b".", ino), (b"..", parent)), 1)
     return b"".join(
@@ -468,9 +495,14 @@ def forgotten(buffer: bytearray, opcode: int, ino: int) -> list[tuple[int, int]]
     return list(_FORGET_ONE.iter_unpack(memoryview(buffer)[start : start + count * _FORGET_ONE.size]))
 
 
-def open_out(fh: int, flags: int = KEEP_CACHE) -> bytes:
+def open_out(fh: int, flags: int = KEEP_CACHE, backing_id: int = 0) -> bytes:
     """Return a struct fuse_open_out."""
-    return _OPEN_OUT.pack(fh, flags, 0)
+    return _OPEN_OUT.pack(fh, flags, backing_id)
+
+
+def backing_map(fd: int) -> bytes:
+    """Return a struct fuse_backing_map: the argument of `DEV_IOC_BACKING_OPEN`."""
+    return _BACKING_MAP.pack(fd, 0)
 
 
 def write_out(size_bytes: int) -> bytes:

@@ -192,11 +192,11 @@ def check_pyfuse3() -> None:
 # --- mounting -----------------------------------------------------------------------------------------------
 
 
-def mount(mountpoint: str, source: str, *, allow_other: bool) -> int:
+def mount(mountpoint: str, source: str, *, allow_other: bool, passthrough: bool = False) -> int:
     """Mount and answer INIT; return the connection's descriptor. Raises `MountError`; nothing stays mounted then."""
     fd = connect(mountpoint, source, allow_other=allow_other, read_only=True)
     try:
-        answer_init(fd)
+        answer_init(fd, passthrough=passthrough)
     except BaseException:
         os.close(fd)
         unmount_now(mountpoint, lazy=True)
@@ -258,7 +258,7 @@ def _mount_through_fusermount(mountpoint: str, source: str, options: str, *, rea
     raise MountError(f"{mountpoint} cannot be mounted: {said}", hint=hint)
 
 
-def answer_init(fd: int, *, writable: bool = False) -> None:
+def answer_init(fd: int, *, writable: bool = False, passthrough: bool = False) -> None:
     """Answer the kernel's first request. Raises `MountError`."""
     poller = select.poll()
     poller.register(fd, select.POLLIN)
@@ -270,7 +270,7 @@ def answer_init(fd: int, *, writable: bool = False) -> None:
             f"this kernel speaks FUSE {request.major}.{request.minor}; {protocol.KERNEL_MAJOR}."
             f"{protocol.OLDEST_MINOR} (Linux 5.1) or newer is needed"
         )
-    os.write(fd, protocol.encode_init(request, writable=writable))
+    os.write(fd, protocol.encode_init(request, writable=writable, passthrough=passthrough))
 
 
 def place(mountpoint: str, source: str, *, allow_other: bool) -> Placed:
@@ -352,6 +352,19 @@ def clone(fd: int) -> int | None:
         os.close(new)
         return None
     return new
+
+
+def open_backing(connection: int, fd: int) -> int:
+    """Have the kernel hold an open file for files that are passed through; return the id that it has in this
+    connection, which no other file gets. `OSError` where the kernel cannot (before 6.9, or without
+    CONFIG_FUSE_PASSTHROUGH), the process may not (EPERM without CAP_SYS_ADMIN), or the file's file system does not do
+    (ELOOP: it lies on another one, as an overlay does)."""
+    return int(fcntl.ioctl(connection, protocol.DEV_IOC_BACKING_OPEN, bytearray(protocol.backing_map(fd))))
+
+
+def close_backing(connection: int, id: int) -> None:
+    """Have the kernel let go of a file once no file that is open is passed through to it."""
+    fcntl.ioctl(connection, protocol.DEV_IOC_BACKING_CLOSE, array.array("I", [id]))
 
 
 def resend(fd: int) -> bool:

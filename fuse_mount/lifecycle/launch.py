@@ -68,6 +68,7 @@ def mount_snapshot(
     allow_other: bool | None = None,
     workers: int | None = None,
     foreground: bool = False,
+    large_files: bool = False,
     resend: bool = True,
     clone: bool = True,
     opener: str = DEFAULT_OPENER,
@@ -81,10 +82,13 @@ def mount_snapshot(
     other users in (default: for root only). `workers` processes serve it (default: one a core, at most 4), and other
     mounts of the same surroundings (`pool`). The mount outlives the caller: they are daemons with a log under
     `<home>/mounts/`. With `foreground` it has processes of its own, this process's streams are used, and the call
-    returns when the mount is gone. `resend=False` behaves as on a kernel before 6.9, `clone=False` as where workers
-    cannot have queues of their own; `opener` names the function that opens the snapshot in each worker. `given`: the
-    caller has a record that this `NAME@ID` was looked up in the catalog and given before, so it is mounted also when it
-    was removed there since. Raises `MountError`; nothing is mounted then."""
+    returns when the mount is gone. `large_files` has the kernel read large files from the SSD tier itself; where it
+    does not allow that, the mount is as any other, and `config.passed` of the result is ''.
+
+    `resend=False` behaves as on a kernel before 6.9, `clone=False` as where workers cannot have queues of their own;
+    `opener` names the function that opens the snapshot in each worker. `given`: the caller has a record that this
+    `NAME@ID` was looked up in the catalog and given before, so it is mounted also when it was removed there since.
+    Raises `MountError`; nothing is mounted then."""
     target = session.resolved(mountpoint)
     known = MountFiles(settings.home, target).read()
     if known is not None and is_lost(known, settings):
@@ -100,6 +104,7 @@ def mount_snapshot(
         **_owner(uid, gid, allow_other),
         umask=umask,
         workers=workers or min(_DEFAULT_WORKERS, len(os.sched_getaffinity(0))),
+        large_files=large_files,
         resend=resend,
         clone=clone,
         opener=REVIVER if given else opener,

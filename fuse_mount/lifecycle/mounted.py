@@ -134,6 +134,8 @@ class Mounted:
         if self.ended:
             if self._successor() is None:
                 self.files.remove()
+            if self.config.passed:
+                (self.files.folder / self.config.passed).unlink(missing_ok=True)
             self._line.release()
             _log.info("%s is unmounted", self.config.mountpoint)
         else:

@@ -27,6 +27,7 @@ import sys
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ from fuse_mount.kernel import session
 from fuse_mount.lifecycle import keeping, process
 from fuse_mount.lifecycle.process import READY_TIMEOUT_S, Talk
 from fuse_mount.lifecycle.state import DEFAULT_OPENER, REVIVER, MountConfig, MountFiles, MountInfo, make_private
+from fuse_mount.snapshot.passthrough import make_table
 
 _HELLO_TIMEOUT_S = 10.0
 _START_TIMEOUT_S = 60.0
@@ -184,10 +186,12 @@ def _mounted(talk: Talk, config: MountConfig) -> MountInfo:
         facts = talk.ask({"op": "open", "config": config.to_dict()}, timeout_s=READY_TIMEOUT_S)
         config = config.fixed_to(f"{facts['dataset']}@{facts['id']}")
         source = f"datacache:{facts['dataset']}@{facts['id'][:12]}"
-        fd = session.mount(config.mountpoint, source, allow_other=config.allow_other)
+        fd = session.mount(config.mountpoint, source, allow_other=config.allow_other, passthrough=config.large_files)
+        files = MountFiles(config.home, config.mountpoint)
         try:
+            if config.large_files:
+                config = replace(config, passed=_table_of_passed(fd, files))
             info = _served(talk, config, fd)
-            files = MountFiles(config.home, config.mountpoint)
             noted = files.read()
             if noted is None or noted.device != info.device:  # nobody could find it, to unmount it
                 raise MountError(
@@ -198,9 +202,23 @@ def _mounted(talk: Talk, config: MountConfig) -> MountInfo:
         except BaseException:
             with contextlib.suppress(MountError):
                 session.unmount_now(config.mountpoint, lazy=True)
+            if config.passed:
+                (files.folder / config.passed).unlink(missing_ok=True)
             raise
         finally:
             os.close(fd)
+
+
+def _table_of_passed(fd: int, files: MountFiles) -> str:
+    """Make the table of the files that are passed through in a new mount, and return its name; '' where the kernel does
+    not allow any."""
+    for left in files.folder.glob(f"{files.key}.passed-*"):  # of a mount at this place that was killed
+        left.unlink(missing_ok=True)
+    name = f"{files.key}.passed-{secrets.token_hex(8)}"
+    refused = make_table(fd, files.folder / name)
+    if refused:
+        _log.info("%s: no file is passed through: %s", files.mountpoint, refused)
+    return "" if refused else name
 
 
 def _served(talk: Talk, config: MountConfig, fd: int, former: MountInfo | None = None) -> MountInfo:

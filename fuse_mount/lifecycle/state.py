@@ -2,8 +2,9 @@
 
 For each mount, named by a hash of its mount point: its state (`.json` of a snapshot's mount, `.rw.json` of a bucket's;
 replaced atomically), `.sock` (the control socket of the process that serves it, 0600), `.lock` (held while one becomes
-its supervisor, and never removed), `.log`. The process that serves a mount is the only writer of its state, but for the
-last word of a bucket's supervisor when it gives up. No threads of its own; reading is safe at any time.
+its supervisor, and never removed), `.log`, and `.passed-…`, the table of a mount of large files. The process that
+serves a mount is the only writer of its state, but for the last word of a bucket's supervisor when it gives up. No
+threads of its own; reading is safe at any time.
 """
 
 from __future__ import annotations
@@ -115,6 +116,10 @@ class MountConfig(_Config):
     """False: as where FUSE_DEV_IOC_CLONE is refused; all workers share one queue."""
     opener: str = DEFAULT_OPENER
     """`module:function` called as `function(ref, settings=…)` in each worker."""
+    large_files: bool = False
+    """Have the kernel read large files from the SSD tier itself, where it allows that (`snapshot.passthrough`)."""
+    passed: str = ""
+    """The name of the table of these files, of this connection; '' where it does not allow that, or was not asked."""
 
     def fixed_to(self, ref: str) -> MountConfig:
         """Return the config of the same mount for exactly this snapshot, which was found in the catalog: from now on it

@@ -330,7 +330,7 @@ class Supervisor:
         slot.opened = True
         queue.phase = "serving"
         order = {"op": "serve", "mount": mounted.number, "device": mounted.device, "own": queue.own_queue}
-        self._order(slot, order, [os.dup(queue.fd)])
+        self._order(slot, order | {"passed": mounted.config.passed}, [os.dup(queue.fd)])
 
     def _stop(self, slot: _Slot, mounted: Mounted) -> None:
         mounted.queues[slot.number].phase = "stopping"

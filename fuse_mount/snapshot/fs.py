@@ -10,10 +10,14 @@ else is quick and belongs to the worker's loop.
 | 1 | the root |
 | row + 2 | the file in this row |
 | bit 62, depth << 48, first row | the directory named by the first `depth` parts of this row's path |
+| bit 61, number << 30, row | the file in this row, passed through to this object file of the SSD tier (`passthrough`) |
+
+Programs see a file's own inode also where the kernel asks for it by the last kind.
 """
 
 from __future__ import annotations
 
+import os
 import stat
 from collections.abc import Iterator
 from datetime import datetime
@@ -33,6 +37,10 @@ _DIR_BIT = 1 << 62
 _DEPTH_SHIFT = 48
 _ROW_MASK = (1 << _DEPTH_SHIFT) - 1
 _DEPTH_MASK = (1 << 14) - 1
+_PASSED_BIT = 1 << 61
+_NUMBER_SHIFT = 30
+_NUMBER_MASK = (1 << 31) - 1
+_PASSED_ROW_MASK = (1 << _NUMBER_SHIFT) - 1
 COOKIE_BASE = 3
 """Cookies 1 and 2 follow '.' and '..'; the cookie after a child is the row that follows it, plus this."""
 
@@ -51,6 +59,11 @@ class Node(NamedTuple):
 def directory_inode(depth: int, first_row: int) -> int:
     """Return the inode of the directory that the first `depth` parts of this row's path name; depth 0: the root."""
     return _DIR_BIT | depth << _DEPTH_SHIFT | first_row if depth else ROOT
+
+
+def passed_number(ino: int) -> int | None:
+    """Return the number of the object file that a file's inode names; None for any other inode."""
+    return ino >> _NUMBER_SHIFT & _NUMBER_MASK if ino & _PASSED_BIT and not ino & _DIR_BIT else None
 
 
 class SnapshotFs:
@@ -86,7 +99,7 @@ class SnapshotFs:
         """Return the attributes of an inode. `PathNotFoundError` for a number that cannot be one of this snapshot."""
         if ino == ROOT or ino & _DIR_BIT:
             return Node(ino, True, 0, self._created_ns)
-        return self._file_node(ino - _FILE_BASE)
+        return self._file_node(self._row(ino))
 
     def readlink(self, ino: int) -> bytes:
         """Return where a link leads. One that leads out of the snapshot, which nothing of ours makes, is an error."""
@@ -112,7 +125,7 @@ class SnapshotFs:
         """Return the bytes if all of them are on this node and verified, else None. Short only at the end."""
         row = ino - 2
         if not 0 <= row < _ROW_MASK:
-            raise PathNotFoundError(f"inode {ino} is no file of this snapshot")
+            row = self._row(ino)
         stop = min(offset + size, self._entry(row).size_bytes)
         if offset >= stop:
             return b""
@@ -121,11 +134,11 @@ class SnapshotFs:
     def ask(self, ino: int, offset: int, size: int) -> AskedBlock | None:
         """Ask for bytes that `read_now` has not got, and do not wait for them. None where only `read_wait` gets
         them."""
-        return self._rows.ask_row(ino - _FILE_BASE, offset, offset + size)
+        return self._rows.ask_row(self._row(ino), offset, offset + size)
 
     def read_wait(self, ino: int, offset: int, size: int) -> bytes | memoryview:
         """Return the bytes, fetched if need be; blocks for as long as the store does. Raises `core.errors`."""
-        row = ino - _FILE_BASE
+        row = self._row(ino)
         stop = min(offset + size, self._entry(row).size_bytes)
         if offset >= stop:
             return b""
@@ -136,7 +149,7 @@ class SnapshotFs:
 
     def release(self, ino: int, offset: int, length: int) -> None:
         """Take the hint that the kernel keeps these bytes as pages of the mount now."""
-        self._rows.release_local(ino - _FILE_BASE, offset, offset + length)
+        self._rows.release_local(self._row(ino), offset, offset + length)
 
     def sweep(self) -> None:
         """Let go of what was evicted on this node."""
@@ -145,10 +158,48 @@ class SnapshotFs:
     def path_of(self, ino: int) -> str:
         """Return the path of an inode for messages; never raises."""
         try:
-            raw = self._directory(ino)[1] if ino == ROOT or ino & _DIR_BIT else self._entry(ino - _FILE_BASE).path
+            raw = self._directory(ino)[1] if ino == ROOT or ino & _DIR_BIT else self._entry(self._row(ino)).path
         except Exception:  # noqa: BLE001 - a message must not fail for want of a path
             return f"inode {ino}"
         return raw.decode("utf-8", "backslashreplace") or "/"
+
+    # --- files that the kernel reads itself -------------------------------------------------------------------
+
+    def passed_inode(self, node: Node) -> int:
+        """Return the inode under which the kernel may read a file from the SSD tier's own; 0 if it has no file of
+        exactly these bytes."""
+        row = node.ino - _FILE_BASE
+        number = self._rows.object_file(row) if row <= _PASSED_ROW_MASK else None
+        return 0 if number is None else _PASSED_BIT | number << _NUMBER_SHIFT | row
+
+    def open_object_file(self, ino: int) -> int | None:
+        """Return a descriptor, the caller's, of the object file that such an inode names, whose every byte has just
+        been verified; None if it is not there, or not sound."""
+        found = self._rows.open_object_file(self._row(ino))
+        if found is None:
+            return None
+        number, fd = found
+        if number != passed_number(ino):
+            os.close(fd)
+            return None
+        return fd
+
+    def has_object_file(self, number: int) -> bool:
+        """Tell whether the SSD tier still has an object file."""
+        return self._rows.has_object_file(number)
+
+    def touch_object_file(self, number: int) -> None:
+        """Note that an object file is in use."""
+        self._rows.touch_object_file(number)
+
+    # --- parts ------------------------------------------------------------------------------------------------
+
+    def _row(self, ino: int) -> int:
+        """Return the row of a file. `PathNotFoundError` for what is no file of this snapshot."""
+        row = ino - _FILE_BASE if passed_number(ino) is None else ino & _PASSED_ROW_MASK
+        if not 0 <= row < _ROW_MASK:
+            raise PathNotFoundError(f"inode {ino} is no file of this snapshot")
+        return row
 
     def _directory(self, ino: int) -> tuple[int, bytes]:
         if ino == ROOT:

@@ -26,10 +26,12 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
+from datacache.core.ids import BLOCK_BYTES
 from fuse_mount.errno_map import FailureLog, errno_of
 from fuse_mount.kernel import protocol
 from fuse_mount.lifecycle.process import readable
-from fuse_mount.snapshot.fs import SnapshotFs
+from fuse_mount.snapshot.fs import Node, SnapshotFs, passed_number
+from fuse_mount.snapshot.passthrough import EVICTED, PLAIN, Passthrough
 
 if TYPE_CHECKING:
     from datacache.daemon.client import AskedBlock
@@ -61,8 +63,10 @@ class Worker:
         *,
         failures: FailureLog | None = None,
         own_queue: bool = True,
+        passthrough: Passthrough | None = None,
     ) -> None:
-        """`fd` is this object's from now on. Without `own_queue` other processes read requests from it, too."""
+        """`fd` and `passthrough` are this object's from now on. Without `own_queue` other processes read requests from
+        `fd`, too. Without `passthrough` the kernel opens files without asking."""
         self._fs = fs
         self._fd = fd
         self._fd_lock = threading.Lock()
@@ -78,6 +82,8 @@ class Worker:
         self._fetching_lock = threading.Lock()  # guards _fetching
         self._fetched = threading.Condition(self._fetching_lock)
         self._own_queue = own_queue
+        self._passthrough = passthrough
+        self._openers = ThreadPoolExecutor(_FETCH_THREADS, thread_name_prefix="open")
         self._asked: dict[int, tuple[AskedBlock, int, int, int, int]] = {}
         """The blocks that the daemon was asked for by the loop, by descriptor, each with its request: unique, without
         `UNIQUE_RESEND`, inode, offset and size."""
@@ -96,6 +102,8 @@ class Worker:
             protocol.STATFS: lambda _ino, _length: (0, statfs),
             protocol.DESTROY: lambda _ino, _length: (0, b""),
         }
+        if passthrough is not None:
+            self._handlers[protocol.RELEASE] = self._release
         self._handlers |= dict.fromkeys(protocol.MODIFYING, lambda _ino, _length: (errno.EROFS, b""))
 
     def serve(self) -> bool:
@@ -128,15 +136,13 @@ class Worker:
                     read(unique, ino)
                     continue
                 handler = handlers.get(opcode)
-                if handler is not None:
-                    try:
-                        error, body = handler(ino, length)
-                    except Exception as exc:  # noqa: BLE001 - one request's errno, never the mount's end
-                        error, body = self._failed(ino, exc), b""
-                elif opcode in protocol.UNANSWERED:
+                if handler is None:
+                    self._without_handler(opcode, unique, ino)
                     continue
-                else:
-                    error, body = errno.ENOSYS, b""  # OPEN, OPENDIR, GETXATTR, …: the kernel never asks again
+                try:
+                    error, body = handler(ino, length)
+                except Exception as exc:  # noqa: BLE001 - one request's errno, never the mount's end
+                    error, body = self._failed(ino, exc), b""
                 self._reply(unique, error, body)
             self._finish_fetches()
             return True
@@ -167,6 +173,8 @@ class Worker:
         with self._fd_lock:
             self._closed = True
             os.close(self._fd)
+            if self._passthrough is not None:
+                self._passthrough.close()
         with contextlib.suppress(Exception):
             self._fs.close()
 
@@ -186,6 +194,9 @@ class Worker:
         given = self._given
         with contextlib.suppress(Exception):  # a hint, no more
             self._fs.sweep()
+        with contextlib.suppress(Exception), self._fd_lock:
+            if self._passthrough is not None and not self._closed:
+                self._passthrough.sweep()
         for _ in range(len(given)):
             ino, offset, length = given.popleft()
             if short and length:
@@ -194,10 +205,18 @@ class Worker:
 
     # --- requests -------------------------------------------------------------------------------------------
 
+    def _without_handler(self, opcode: int, unique: int, ino: int) -> None:
+        if opcode == protocol.OPEN and self._passthrough is not None:
+            self._open(self._passthrough, unique, ino)
+        elif opcode not in protocol.UNANSWERED:  # OPEN, OPENDIR, GETXATTR, …: the kernel never asks again
+            self._reply(unique, errno.ENOSYS, b"")
+
     def _lookup(self, parent: int, length: int) -> Reply:
         node = self._fs.lookup(parent, protocol.name_argument(self._buffer, length))
         if node is None:
             return 0, protocol.NEGATIVE_ENTRY
+        if self._passthrough is not None and _is_large(node):
+            return 0, self._encoder.entry_as(self._passthrough.inode(node), 0, node)
         return 0, self._encoder.entry_out(*node)
 
     def _readdir(self, ino: int, _length: int) -> Reply:
@@ -223,9 +242,55 @@ class Worker:
             room -= protocol.ENTRY_OUT_BYTES + protocol.dirent_bytes(len(name))
             if room < 0:
                 break
-            records.append(entry_out(*getattr_of(child)))
+            node = getattr_of(child)
+            is_looked_up = self._passthrough is None or not _is_large(node)
+            records.append(entry_out(*node) if is_looked_up else protocol.UNLOOKED_ENTRY)
             records.append(protocol.dirent_packer(len(name))(child, following, len(name), kind >> 12, name))
         return 0, b"".join(records)
+
+    # --- opening, where files are passed through ------------------------------------------------------------
+
+    def _open(self, passthrough: Passthrough, unique: int, ino: int) -> None:
+        if passed_number(ino) is None:
+            self._reply(unique, 0, protocol.open_out(0, protocol.KEEP_CACHE | protocol.NO_FLUSH))
+            return
+        base = unique & _RESEND_MASK
+        if self._begin(base, unique):
+            self._openers.submit(self._open_and_reply, passthrough, base, ino)
+
+    def _open_and_reply(self, passthrough: Passthrough, base: int, ino: int) -> None:
+        try:
+            with passthrough.opening(ino) as id:
+                error, body = 0, protocol.open_out(0, protocol.KEEP_CACHE | protocol.NO_FLUSH)
+                if id == EVICTED:
+                    error, body = errno.ESTALE, b""  # the kernel looks the name up and tries again
+                elif id != PLAIN:
+                    body = protocol.open_out(0, protocol.PASS_THROUGH | protocol.NO_FLUSH, id)
+                self._end(base, error, body)
+        except Exception as exc:  # noqa: BLE001 - as above
+            self._end(base, self._failed(ino, exc), b"")
+
+    def _release(self, ino: int, _length: int) -> Reply:
+        if self._passthrough is not None:
+            self._passthrough.closed(ino)
+        return 0, b""
+
+    def _begin(self, base: int, unique: int) -> bool:
+        """Note a request that is answered later. False if it was read before: then the one answer carries the id that
+        came last."""
+        with self._fetching_lock:
+            known = base in self._fetching
+            self._fetching[base] = unique
+        return not known
+
+    def _end(self, base: int, error: int, body: bytes) -> None:
+        """Answer a request that was begun, unless it is answered already."""
+        with self._fetching_lock:
+            unique = self._fetching.pop(base, None)
+        if unique is not None:
+            self._reply(unique, error, body)
+        with self._fetched:
+            self._fetched.notify_all()
 
     # --- reads ----------------------------------------------------------------------------------------------
 
@@ -254,12 +319,7 @@ class Worker:
 
     def _fetch(self, unique: int, ino: int, offset: int, size: int) -> None:
         base = unique & _RESEND_MASK
-        with self._fetching_lock:
-            known = base in self._fetching
-            # Sent again while it is being fetched here: one fetch, and the answer carries the id that came
-            # last.
-            self._fetching[base] = unique
-        if not known and not (self._own_queue and self._ask(base, ino, offset, size)):
+        if self._begin(base, unique) and not (self._own_queue and self._ask(base, ino, offset, size)):
             self._pool.submit(self._fetch_and_reply, base, ino, offset, size)
 
     def _ask(self, base: int, ino: int, offset: int, size: int) -> bool:
@@ -362,6 +422,7 @@ class Worker:
         with self._fetched:
             self._fetched.wait_for(lambda: not self._fetching)
         self._pool.shutdown(wait=True)
+        self._openers.shutdown(wait=True)
 
     def _reply(self, unique: int, error: int, body: bytes | memoryview) -> bool:
         """Answer a request, unless nobody waits for it any more. False if `body` is of a mapped file that went away:
@@ -382,6 +443,11 @@ class Worker:
     def _failed(self, ino: int, exc: Exception) -> int:
         self._failures.report(self._fs.path_of(ino), exc)
         return errno_of(exc)
+
+
+def _is_large(node: Node) -> bool:
+    """Tell whether the SSD tier keeps a file of this size as a file of its own."""
+    return not node.is_dir and node.size_bytes > BLOCK_BYTES
 
 
 def memory_is_short() -> bool:

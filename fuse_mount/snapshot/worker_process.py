@@ -3,7 +3,9 @@
 Forked by `supervisor`, with nothing but a socket to it. Messages on it are JSON, one a packet:
 
     {"op": "open", "mount": N, "config": …}     open the snapshot: {"mount": N, "opened": facts} or "error" and "hint"
-    {"op": "serve", "mount": N, "device": D, "own": true}    with the descriptor: serve it; no other worker reads it
+    {"op": "serve", "mount": N, "device": D, "own": true, "passed": name}
+                                                with the descriptor: serve it; no other worker reads it. `passed` names
+                                                the table of what is passed through (`passthrough`), or is ''
     {"op": "stop", "mount": N}                  answer what was read, and let go of it: {"mount": N, "ended": "stopped"}
     {"mount": N, "ended": "unmounted"}          the mount is gone
     {"mount": N, "ended": "failed"}             its loop failed
@@ -38,8 +40,9 @@ from fuse_mount.errno_map import FailureLog
 from fuse_mount.kernel import protocol
 from fuse_mount.lifecycle import process
 from fuse_mount.lifecycle.pool import Pool, revive, worker_socket
-from fuse_mount.lifecycle.state import Failure, MountConfig
+from fuse_mount.lifecycle.state import Failure, MountConfig, MountFiles
 from fuse_mount.snapshot.fs import SnapshotFs
+from fuse_mount.snapshot.passthrough import Passthrough
 from fuse_mount.snapshot.worker import Worker, memory_is_short
 
 EXIT_STOPPED = 3
@@ -81,6 +84,7 @@ class _Mount:
         self.number = number
         self.config = config
         self.device = 0
+        self.passed = ""
         self.orders: queue.SimpleQueue[tuple[int, bool] | None] = queue.SimpleQueue()
         """Gets the descriptor to serve, and whether it is a queue of this process alone; or None."""
         self.is_given = False
@@ -155,6 +159,7 @@ class _Process:
             threading.Thread(target=self._serve, args=(mount,), name=f"mount-{number}", daemon=True).start()
         elif message["op"] == "serve":
             mount = self._mounts[number]
+            mount.passed = str(message.get("passed", ""))
             with self._lock:
                 mount.device, mount.is_given = int(message["device"]), True
                 self._lock.notify_all()
@@ -198,7 +203,8 @@ class _Process:
         failures = FailureLog(prefix=f"{config.mountpoint}: ", note=note)
         owner = protocol.Ownership(config.uid, config.gid, config.umask)
         fd, own = order
-        worker = Worker(SnapshotFs(snapshot), fd, owner, failures=failures, own_queue=own)
+        fs = SnapshotFs(snapshot)
+        worker = Worker(fs, fd, owner, failures=failures, own_queue=own, passthrough=_passthrough(fs, fd, mount))
         with self._lock:
             mount.worker = worker
             stopping = mount.stopping
@@ -271,6 +277,17 @@ class _Process:
                 raise MountError("it ends just now")
             send({"ok": None}, [fd])
         return ipc.ANSWERED
+
+
+def _passthrough(fs: SnapshotFs, fd: int, mount: _Mount) -> Passthrough | None:
+    if not mount.passed:
+        return None
+    files = MountFiles(mount.config.home, mount.config.mountpoint)
+    try:
+        return Passthrough(fs, fd, files.folder / mount.passed)
+    except OSError as exc:
+        _log.warning("%s: no more files are passed through: %s", files.mountpoint, exc)
+        return None
 
 
 def _opened(config: MountConfig) -> Any:

@@ -441,6 +441,9 @@ def test_a_bucket_needs_rw_and_a_snapshot_must_not_have_it(dsctl: Dsctl, folder:
     refused = dsctl("mount", "--rw", "s3://bucket/run", folder, "--workers", "2")
     assert refused.code == 2
     assert "--workers is for snapshots" in refused.err
+    refused = dsctl("mount", "--rw", "s3://bucket/run", folder, "--large-files")
+    assert refused.code == 2
+    assert "--large-files is for snapshots" in refused.err
 
 
 def test_options_that_wait_and_options_that_do_not_are_not_mixed(dsctl: Dsctl, url: str, folder: Path) -> None:
