@@ -3,8 +3,9 @@
 `mount` is a usual one, `passed` is one of large files (`dsctl mount --large-files`). The file is warm in the cache on
 disk. It is read in pieces of 1 MiB; as a mapped file, of which each page is touched; and by `safetensors.load_file`.
 With the page cache kept each has read it before. With the page cache dropped it has not: the usual mount is made anew
-before that, since the kernel drops no page that its workers have mapped. `first` is a mount of large files that is made
-anew as well: its first opening verifies the file. Rates are medians in MB/s; the ways take turns.
+before that, since the kernel drops no page that its workers have mapped, and ends before the others are read. `first`
+is a mount of large files that is made anew as well: its first opening verifies the file. Rates are medians in MB/s; the
+ways take turns.
 """
 
 from __future__ import annotations
@@ -42,12 +43,20 @@ def write_weights(path: Path, size_bytes: int) -> None:
             file.write(block)
 
 
-def read_pieces(path: Path) -> None:
-    """Read as `dd bs=1M` does: one buffer, filled again and again."""
-    buffer = bytearray(2**20)
+def read_through(path: Path, read_bytes: int, size_bytes: int) -> None:
+    """Read as `dd bs=…` does: one buffer, filled again and again."""
+    buffer = bytearray(read_bytes)
+    total = 0
     with open(path, "rb", buffering=0) as file:
-        while os.readv(file.fileno(), [buffer]):
-            pass
+        while count := os.readv(file.fileno(), [buffer]):
+            total += count
+    if total != size_bytes:
+        raise SystemExit(f"{path}: {total:,} bytes instead of {size_bytes:,}")
+
+
+def read_pieces(path: Path) -> None:
+    """Read pieces of 1 MiB."""
+    read_through(path, 2**20, path.stat().st_size)
 
 
 def touch_pages(path: Path) -> None:
@@ -104,7 +113,10 @@ def main() -> None:
                         mount_anew(path.parent, large_files=anew)
                     if dropped:
                         drop_caches()
-                    return args.size / timed(lambda: read(path)) / 1e6
+                    found = args.size / timed(lambda: read(path)) / 1e6
+                    if dropped and path.parent == mount:
+                        home.dsctl("umount", mount)  # its workers map the file, for the others as well
+                    return found
 
                 ways = {
                     "mount": lambda rate=rate: rate(mount / _NAME, anew=False),
