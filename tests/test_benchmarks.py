@@ -29,11 +29,11 @@ BENCHMARKS = (
 BENCHMARKS += ("integrity", "loaders", "loader_decode", "first_epoch", "eviction_model", "write_path")
 BENCHMARKS += ("many_mounts", "fairness", "outages", "s3_requests", "cluster", "cluster_soak")
 BENCHMARKS += ("cluster_simulation", "cluster_attack", "cluster_peer", "disk_limits", "write_trees")
-BENCHMARKS += ("kinds_peers", "polygons", "page", "evaluate", "weights")
+BENCHMARKS += ("kinds_peers", "polygons", "page", "evaluate", "weights", "predict")
 
 
 LONG = {"cluster", "cluster_peer", "cluster_soak", "fairness", "first_epoch", "loader_decode", "loaders", "metadata"}
-LONG |= {"mount_epochs", "outages", "versions", "weights", "write_path"}
+LONG |= {"mount_epochs", "predict", "outages", "versions", "weights", "write_path"}
 
 
 @pytest.mark.slow

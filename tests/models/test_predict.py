@@ -294,11 +294,13 @@ def test_fifty_kills_at_any_moment_lead_to_the_same_snapshot(faces: str, setting
         with suppress(subprocess.TimeoutExpired):
             process.wait(draw.uniform(0.2, 6.0))
         tree = [process.pid]  # the command, its model's process, and that one's decoder
-        while children := Path(f"/proc/{tree[-1]}/task/{tree[-1]}/children").read_text().split():
-            tree.append(int(children[0]))
+        with suppress(OSError):
+            while children := Path(f"/proc/{tree[-1]}/task/{tree[-1]}/children").read_text().split():
+                tree.append(int(children[0]))
         place = draw.randrange(len(tree))
         if process.poll() is None:
-            os.kill(tree[place], signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.kill(tree[place], signal.SIGKILL)
         out, err = process.communicate(timeout=120)
         if process.returncode == 0:
             assert json.loads(out)["snapshot"]["id"] == wanted

@@ -224,8 +224,8 @@ def _run(
     for outcome in outcomes:
         results.add(outcome)
         busy_s += outcome.busy_s
+        report.seconds = time.perf_counter() - began
         progress("predicting", results.done, len(source))
-    report.seconds = time.perf_counter() - began
     report.busy = busy_s / count / report.seconds if report.seconds else 0.0
 
 
