@@ -184,7 +184,7 @@ class Lookahead:
                 yield np.ascontiguousarray(self._dataset.plan_items(samples), dtype="<u4").tobytes()
 
 
-class Lookaheads:
+class LookaheadGroup:
     """The lookaheads of one order that reads from several sources: one for each, all at the same position."""
 
     def __init__(self, each: Sequence[Lookahead]) -> None:
@@ -201,7 +201,7 @@ class Lookaheads:
     def wait_sent(self, timeout_s: float = 30.0) -> bool:
         return all(each.wait_sent(timeout_s) for each in self._each)
 
-    def __enter__(self) -> Lookaheads:
+    def __enter__(self) -> LookaheadGroup:
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -215,13 +215,13 @@ def publish(
     *,
     next_order: NDArray[np.int64] | Order | None = None,
     start: int = 0,
-) -> Lookahead | Lookaheads:
+) -> Lookahead | LookaheadGroup:
     """Return the lookahead of an order: `with publish(settings, dataset, order) as plan`. Where `dataset` has
     `plan_parts`, these are what has a source each."""
     parts = dataset.plan_parts() if hasattr(dataset, "plan_parts") else None
     if parts is None:
         return Lookahead(settings, dataset, order, next_order=next_order, start=start)
-    return Lookaheads([Lookahead(settings, part, order, next_order=next_order, start=start) for part in parts])
+    return LookaheadGroup([Lookahead(settings, part, order, next_order=next_order, start=start) for part in parts])
 
 
 class _ClosedError(Exception):

@@ -15,7 +15,7 @@ from typing import Any, Final, Unpack, cast
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from datacache.loaders.lookahead import Lookahead, Lookaheads, Plannable, PlanSource, publish
+from datacache.loaders.lookahead import Lookahead, LookaheadGroup, Plannable, PlanSource, publish
 from datacache.loaders.order import Ordering, OrderOptions, RankOrder, Remaining, Stage, State, stages_of
 from datacache.settings import Settings, load_settings
 
@@ -46,7 +46,7 @@ class EpochSampler:
         settings: Settings | None = None,
         **order: Unpack[OrderOptions],
     ) -> None:
-        self._lookahead: Lookahead | Lookaheads | None = None
+        self._lookahead: Lookahead | LookaheadGroup | None = None
         self.ordering = Ordering(**order)
         self._order = self.ordering.of(dataset, groups=groups, window=window)
         self._window, self._settings = window, settings
@@ -157,7 +157,7 @@ class EpochSampler:
             if not iteration.finished and lookahead is not None and lookahead is self._lookahead:
                 self.close()
 
-    def _publish(self, order: RankOrder) -> Lookahead | Lookaheads | None:
+    def _publish(self, order: RankOrder) -> Lookahead | LookaheadGroup | None:
         if self._dataset is None:
             return None
         before, self._lookahead = self._lookahead, None
