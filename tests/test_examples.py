@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
@@ -17,11 +18,13 @@ from PIL import Image
 
 from datacache import api
 from datacache.core.errors import ObjectNotFoundError
+from datacache.loaders.tasks.queue import list_queues
 from datacache.settings import Settings, load_settings
 from datacache.torch import ShardDataset
 from dataset_cli.demo import story
 from dataset_cli.demo.detector import CentreNetwork, Found, look, loss, overlap, score, train
 from dataset_cli.demo.faces import draw_faces
+from tests.promises import promise
 from tests.servers import RcloneS3
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -191,6 +194,35 @@ def test_checkpoints_that_are_missing_torn_old_or_others_are_named_and_those_not
         assert f"step-00000{number}.pt: {wrong}" in verified.stderr
     assert "latest.pt: step 2, but step 5 was acknowledged" in verified.stderr
     assert "step-000004.pt" not in verified.stderr
+
+
+@promise(
+    "Restored with the model at each restart, a queue gives each record to the training that the model has had once"
+)
+@pytest.mark.slow
+def test_elastic_training_uses_each_record_once_though_workers_and_their_agents_are_killed(
+    home: Path, tmp_path: Path
+) -> None:
+    small = ["--kills", "2", "--nodes", "1", "--workers", "2", "--slow", "0.2", "--pause", "0.1", "--apart", "192"]
+    small += ["--count", "512", "--epochs", "2", "--checkpoint-every", "2"]
+    done = subprocess.run(
+        [sys.executable, ROOT / "examples" / "elastic_training" / "compare.py", "kills", *small, "--out", tmp_path],
+        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=400,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 workers and 1 agents killed; Used(records=1024," in done.stdout
+    assert "missed=0, repeated=0," in done.stdout
+    assert "each record was used as often as it may" in done.stdout
+    begun = [json.loads(path.read_text().splitlines()[0]) for path in (tmp_path / "kills2-0-log").glob("*.jsonl")]
+    assert {line["world"] for line in begun} == {2}
+    assert max(line["start"] for line in begun) > 0  # restored, and not begun anew
+    [queue] = list_queues(api.open_tasks("any").store)
+    assert queue.finished
+    assert not queue.failed
 
 
 def test_the_same_seed_gives_the_same_detector(faces_shards: str, settings: Settings) -> None:
