@@ -10,8 +10,9 @@ Reached through `datacache.api.evaluate`. One thread a call.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
@@ -30,11 +31,15 @@ from datacache.annotations.table.together import RangePair, together
 from datacache.core.counters import count
 from datacache.core.errors import UsageError
 from datacache.models.average_precision import BestScore, DetectionCounter, DetectionScores, mean_of
+from datacache.reader.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Progress = Callable[[str, int, int], None]
+RankedLabels = Mapping[str, Sequence[tuple[str, float]]]
+"""Of each image that was classified: labels and scores, the likeliest first."""
+_METADATA: Final = "metadata.jsonl"
 _TOP: Final = 5
 
 
@@ -121,8 +126,8 @@ class Evaluation:
     """COCO's twelve numbers, by the names that torchmetrics gives them; empty where predictions have no scores."""
     best: BestScore | None = None
     accuracy: float | None = None
-    """Of labels: the part of the images whose first predicted label is one of theirs; `top_5`: one of the first
-    five, where images have several."""
+    """Of labels: the part of the images whose likeliest label is one of theirs; `top_5`: one of the five likeliest,
+    where predictions say several."""
     top_5: float | None = None
     curves: dict[str, list[float]]
     """Of each class with objects: precision at the recalls 0, 0.01, … 1, at `iou`."""
@@ -164,19 +169,21 @@ def evaluate_tables(
     score: float | None = None,
     worst: int = 20,
     keep_unannotated: bool = False,
+    read_ranked: Callable[[], RankedLabels] = dict,
     progress: Progress = lambda _what, _done, _total: None,
 ) -> Evaluation:
     """Evaluate predictions. `names` are the references of labels and predictions, for messages. Without a `score` the
     one with the largest F1 counts. `worst` images are named. With `keep_unannotated` nothing is on images without
-    annotation.
+    annotation. `read_ranked` gives scores of labels of whole images, where the predictions have some.
 
     `UsageError` where no image, or nothing on them, can be compared."""
     if not 0 < iou <= 1:
         raise UsageError(f"an overlap of {iou:g} is none", hint="It is above 0, and 1 at most.")
     _check_kinds(names, labelled, predicted)
     chosen = _Chosen(names, labelled, predicted, keep_unannotated=keep_unannotated)
-    how: dict[str, Any] = {"iou": iou, "score": score, "worst": worst, "progress": progress}
-    return (_evaluate_objects if labelled.boxes else _evaluate_labels)(chosen, **how)
+    if labelled.boxes:
+        return _evaluate_objects(chosen, iou=iou, score=score, worst=worst, progress=progress)
+    return _evaluate_labels(chosen, read_ranked(), iou=iou, score=score or 0.0, worst=worst, progress=progress)
 
 
 def _check_kinds(names: tuple[str, str], labelled: Table, predicted: Table) -> None:
@@ -404,23 +411,40 @@ def _listed(labels: Sequence[str], most: int = 5) -> str:
     return f"the {'class' if len(labels) == 1 else 'classes'} {names}{more}"
 
 
-def _evaluate_labels(chosen: _Chosen, *, iou: float, score: float | None, worst: int, progress: Progress) -> Evaluation:
-    """Compare labels of whole images: the first predicted one counts, and of several the first five."""
-    right = among = ranked = 0
+def read_ranked_labels(snapshot: Snapshot) -> RankedLabels:
+    """Return the `scores` of images in the `metadata.jsonl` of a snapshot, as `dsctl predict` writes them."""
+    found: dict[str, list[tuple[str, float]]] = {}
+    for line in snapshot.read(_METADATA).splitlines() if _METADATA in snapshot else ():
+        try:
+            said = json.loads(line)
+            scores = ((str(label), float(score)) for label, score in said["scores"].items())
+            found[str(said["file_name"])] = sorted(scores, key=lambda each: -each[1])
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            continue  # of something else than predictions
+    return found
+
+
+def _evaluate_labels(
+    chosen: _Chosen, ranked: RankedLabels, *, iou: float, score: float, worst: int, progress: Progress
+) -> Evaluation:
+    """Compare labels of whole images."""
+    right = among = several = 0
     times: Counter[tuple[str, str]] = Counter()
     totals: dict[str, Counter[str]] = {}
-    wrong: list[WorstImage] = []
+    wrong: list[tuple[float, WorstImage]] = []
     for stretch in chosen.stretches(progress):
         old, new, (places, others), *_ = stretch
         assert old
         assert new
         one, two = old.more, new.more
         for place, other in zip(places.tolist(), others.tolist(), strict=True):
-            truth, guesses = set(one[place][0]), two[other][0]
-            first = guesses[0] if guesses else ""
+            path, truth = old.paths[place].decode("utf-8", "surrogateescape"), set(one[place][0])
+            likeliest = ranked.get(path) or [(label, 1.0) for label in two[other][0]]
+            guesses = [label for label, _ in likeliest]
+            first, sure = likeliest[0] if likeliest and likeliest[0][1] >= score else ("", 0.0)
             right += first in truth
             among += not truth.isdisjoint(guesses[:_TOP])
-            ranked += len(guesses) > 1
+            several += len(guesses) > 1
             for label in truth:
                 totals.setdefault(label, Counter())["objects"] += 1
             if first:
@@ -428,9 +452,10 @@ def _evaluate_labels(chosen: _Chosen, *, iou: float, score: float | None, worst:
             was = first if first in truth else min(truth, default="")
             if was or first:
                 times[was, first] += 1
-            if (first or truth) and first not in truth:
+            if was != first:
                 verdict = (0, int(not first), int(not truth), int(bool(first and truth)))
-                wrong.append(WorstImage(old.paths[place].decode("utf-8", "surrogateescape"), 1, *verdict))
+                wrong.append((-sure, WorstImage(path, 1, *verdict)))
+    wrong.sort()
     images = chosen.images
     labels = sorted(totals)
     counts = np.array([[totals[label][what] for label in labels] for what in ("objects", "predictions")], np.int64)
@@ -456,17 +481,17 @@ def _evaluate_labels(chosen: _Chosen, *, iou: float, score: float | None, worst:
         objects=there,
         predictions=guessed,
         iou=iou,
-        score=score or 0.0,
+        score=score,
         score_is_best=False,
         precision=hits / guessed if guessed else None,
         recall=hits / there if there else None,
         classes=sorted(scores, key=lambda one: (-one.objects, one.label)),
         confusion=_confusion(Counter({("", *both): number for both, number in times.items()})),
-        worst=wrong[:worst],
+        worst=[image for _, image in wrong[:worst]],
         wrong_images=len(wrong),
         coco={},
         accuracy=right / images,
-        top_5=among / images if ranked else None,
+        top_5=among / images if several else None,
         curves={},
         warnings=_warnings(chosen, labels, counts, scored=True),
     )

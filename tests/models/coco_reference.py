@@ -77,17 +77,19 @@ def _entry(box: Box, image: int, ids: Mapping[str, int]) -> dict:
 
 def drawn_set(seed: int, images: int = 12) -> tuple[dict[str, list[Box]], dict[str, list[Box]]]:
     """Labels and predictions of some images: objects of all sizes, crowds, jittered, missed, invented, of another
-    class, at whole and broken pixels, with scores that are often equal, images and classes without either."""
+    class, at any place and on grids (where overlaps are equal), with scores that are often equal, images and classes
+    without either."""
     from datacache.annotations.shapes.outline import Extra
 
     rng = np.random.default_rng(seed)
     names = [f"c{n}" for n in range(int(rng.integers(1, 4)))]
-    whole, steps = rng.random() < 0.5, int(rng.choice([3, 10, 10**6]))
+    grid, steps = rng.choice([0, 1, 16]), int(rng.choice([3, 10, 10**6]))
     labels, guesses = {}, {}
 
     def box(label: str, corner: np.ndarray, size: np.ndarray, **more) -> Box:
-        edges = np.concatenate((corner, corner + np.maximum(size, 1)))
-        return Box(label, *(np.rint(edges) if whole else edges).tolist(), **more)
+        size = np.maximum(size, max(1, grid))
+        edges = np.concatenate((corner, corner + size))
+        return Box(label, *(np.rint(edges / grid) * grid if grid else edges).tolist(), **more)
 
     def score() -> Extra:
         return Extra(score=float(np.ceil(rng.random() * steps) / steps))
@@ -95,20 +97,22 @@ def drawn_set(seed: int, images: int = 12) -> tuple[dict[str, list[Box]], dict[s
     for n in range(images):
         mine, found = [], []
         for _ in range(int(rng.choice([0, 1, 4, 12]))):
-            label, corner = str(rng.choice(names)), rng.random(2) * 300
-            size = 2 ** (rng.random(2) * 6 + 2)
+            label, corner = str(rng.choice(names)), rng.random(2) * (96 if grid > 1 else 300)
+            size = np.full(2, 48.0) if grid > 1 else 2 ** (rng.random(2) * 6 + 2)
             attributes = (CROWD,) if rng.random() < 0.1 else ()
             area = Extra(area=float(size.prod() * rng.random())) if rng.random() < 0.2 else None
             mine.append(box(label, corner, size, attributes=attributes, extra=area))
             for _ in range(int(rng.choice([0, 1, 1, 2, 5]))):
-                moved = corner + rng.normal(size=2) * size * rng.choice([0, 0.02, 0.15])
+                moved = corner + rng.normal(size=2) * size * rng.choice([0, 0.02, 0.3] if grid > 1 else [0, 0.02, 0.15])
                 other = str(rng.choice(names)) if rng.random() < 0.1 else label
                 found.append(box(other, moved, size * rng.choice([1, 1, 0.5, 1.3], 2), extra=score()))
         for _ in range(int(rng.choice([0, 0, 2]))):
             label = "unlabelled" if rng.random() < 0.2 else names[0]
             found.append(box(label, rng.random(2) * 300, rng.random(2) * 90, extra=score()))
-        if n == 0 and seed % 10 == 0:  # more than COCO looks at
-            found += [box(names[0], rng.random(2) * 60, rng.random(2) * 60, extra=score()) for _ in range(130)]
+        if n == 0 and seed % 50 == 0:  # more than COCO looks at
+            corners = rng.random((104, 2)) * 400
+            mine += [box(names[0], corner, np.full(2, 9.0)) for corner in corners]
+            found += [box(names[0], corner, np.full(2, 9.0), extra=score()) for corner in corners]
         order = rng.permutation(len(found))
         labels[f"{n:04d}.jpg"], guesses[f"{n:04d}.jpg"] = mine, [found[place] for place in order]
     return labels, guesses

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from datacache import api
 from datacache.annotations.comparing.matching import match_objects, score_of
@@ -277,8 +278,32 @@ def test_labels_of_whole_images_have_accuracy_and_confusions() -> None:
         ("dog", "cat", 1),
         ("cow", "", 1),
     }
-    assert [each.path for each in found.worst] == ["b.jpg", "d.jpg", "e.jpg"]
+    assert [each.path for each in found.worst] == ["b.jpg", "e.jpg", "d.jpg"]
     assert evaluated(truth, labelled({path: labels[:1] for path, labels in first.items()})).top_5 is None
+
+
+def test_scores_of_classified_images_rank_their_labels(settings: Settings, tmp_path: Path) -> None:
+    truth = {"1.png": "cat", "2.png": "dog", "3.png": "cat", "4.png": "dog"}
+    scores = {
+        "1.png": {"dog": 0.1, "cat": 0.9},
+        "2.png": {"cat": 0.8, "dog": 0.2},
+        "3.png": {"dog": 0.9, "cow": 0.1},
+        "4.png": {"dog": 0.4, "cat": 0.3},
+    }
+    guesses = [{"label": max(each, key=each.get), "scores": each} for each in scores.values()]
+    for name, lines in (("truth", [{"label": label} for label in truth.values()]), ("guesses", guesses)):
+        (tmp_path / name).mkdir()
+        for path in truth:
+            Image.new("RGB", (8, 8)).save(tmp_path / name / path)
+        texts = [json.dumps({"file_name": path} | line) for path, line in zip(truth, lines, strict=True)]
+        (tmp_path / name / "metadata.jsonl").write_text("\n".join(texts))
+        api.create_snapshot(name, str(tmp_path / name), settings=settings)
+    found = api.evaluate("guesses", "truth", settings=settings)
+    assert (found.kind, found.images, found.accuracy, found.top_5) == ("labels", 4, 0.5, 0.75)
+    assert [each.path for each in found.worst] == ["3.png", "2.png"]  # the surest first
+    sure = api.evaluate("guesses", "truth", score=0.5, settings=settings)
+    assert (sure.accuracy, sure.precision, sure.recall) == (0.25, 1 / 3, 0.25)
+    assert ("dog", "", 1) in [tuple(each) for each in sure.confusion]
 
 
 def test_labels_of_whole_images_are_not_measured_by_objects() -> None:
