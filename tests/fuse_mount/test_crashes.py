@@ -49,7 +49,9 @@ while True:
         fd = os.open(os.path.join(mnt, path), os.O_RDONLY)
         try:
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-            data = os.pread(fd, 2**21, 0)
+            data = b""
+            while part := os.pread(fd, 2**21, len(data)):  # of an error amid a file the first read tells by its length
+                data += part
         finally:
             os.close(fd)
         if dice.random() < 0.05:
@@ -59,7 +61,10 @@ while True:
         print(path, exc, file=sys.stderr)
         continue
     reads += 1
-    wrong += data != expected[path]
+    if data != expected[path]:
+        wrong += 1
+        at = next((n for n, pair in enumerate(zip(data, expected[path])) if pair[0] != pair[1]), None)
+        print(f"{path}: {len(data)} of {len(expected[path])} bytes, the first wrong one at {at}", file=sys.stderr)
 print(reads, errors, wrong)
 """
 
