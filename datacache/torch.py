@@ -232,8 +232,8 @@ def predict(
 ) -> Predicted:
     """Make a snapshot `name` with the images of `ref` and what `model` finds in them; see `datacache.api.predict`.
 
-    A module of PyTorch, or any other callable that takes a batch of images, runs in this process, on the first of
-    `devices`, while others decode.
+    A module of PyTorch, or any other callable that takes a batch of images, runs in this process while others decode.
+    A module stays on its device, unless `devices` names one, and trains afterwards if it did before.
     """
     from datacache.api.models import predict as run
 

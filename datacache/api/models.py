@@ -27,7 +27,7 @@ class PredictKeywords(NamingOptions, total=False):
 
     weights: str | os.PathLike[str] | None
     devices: Sequence[str]
-    """'' is a GPU where there is one, else the processor."""
+    """'' is a GPU where there is one, else the processor; of a module of PyTorch, the device that it is on."""
     processes: int
     """With the model, on each device."""
     decoders: int | None

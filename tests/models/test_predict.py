@@ -15,11 +15,13 @@ from random import Random
 from typing import Any
 
 import pytest
+import torch
 
 from datacache import api
 from datacache.annotations.table.ranges import Row
 from datacache.core.errors import OtherKindError, PredictError, UsageError
 from datacache.models.predicting.predict import Predicted
+from datacache.models.predicting.stages import device_for
 from datacache.settings import Settings
 from tests.models.finder import Failing, Finder, SmallFinder, Sorter
 from tests.promises import promise
@@ -125,6 +127,22 @@ def test_classes_of_images_are_labels_with_scores_of_the_likeliest(faces: str, s
 def test_a_data_set_of_something_else_is_not_replaced(faces: str, settings: Settings) -> None:
     with pytest.raises(OtherKindError):
         predict(faces, settings, name="faces")
+
+
+def test_a_module_that_trains_predicts_as_one_that_does_not_and_trains_on(faces: str, settings: Settings) -> None:
+    torch.manual_seed(1)
+    layers = torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Dropout(0.9))
+    model = torch.nn.Sequential(*layers, torch.nn.Linear(3, 2))
+    model.classes = ["mask", "no_mask"]  # type: ignore[assignment]
+    model[3].eval()
+    training = predict(faces, settings, model, size=(60, 80)).record.id
+    assert [part.training for part in model.modules()] == [True, True, True, True, False]
+    assert predict(faces, settings, model.eval(), size=(60, 80)).record.id == training
+
+
+def test_a_module_predicts_on_the_device_that_it_is_on() -> None:
+    assert device_for(torch.nn.Linear(1, 1, device="meta")) == "meta"
+    assert device_for(Finder()) == device_for("a.onnx") == ("cuda" if torch.cuda.is_available() else "cpu")
 
 
 # --- what is wrong --------------------------------------------------------------------------------------------------

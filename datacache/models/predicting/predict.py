@@ -12,8 +12,8 @@ import secrets
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -49,7 +49,7 @@ class PredictOptions:
     weights_name: str = ""
     """The path or the reference that they were given as."""
     devices: Sequence[str] = ("",)
-    """'' is a GPU where there is one, else the processor."""
+    """'' is a GPU where there is one, else the processor; of a module of PyTorch, the device that it is on."""
     processes: int = 1
     """Of each device."""
     decoders: int | None = None
@@ -158,7 +158,8 @@ def predict(
             results = Results(log, len(source), options.batch_size, options.least_score)
             report = PredictReport(len(source), resumed=results.done)
             if results.done < len(source):
-                _run(model, source, options, results, report=report, progress=progress)
+                with _left_in_its_mode(model):
+                    _run(model, source, options, results, report=report, progress=progress)
             parameters = {
                 "model": _name_of(model),
                 "model_checksum": sums["model"],
@@ -211,9 +212,9 @@ def _run(
         outcomes = run_in_processes(jobs, results.batches(), ready=ready)
     else:
         from datacache.models.detectors import load_detector
-        from datacache.models.predicting.stages import run_model
+        from datacache.models.predicting.stages import device_for, run_model
 
-        device = options.devices[0] or "cpu"
+        device = options.devices[0] or device_for(model)
         detector = load_detector(
             model, weights=options.weights, device=device, classes=options.classes, size=options.size
         )
@@ -227,6 +228,18 @@ def _run(
         report.seconds = time.perf_counter() - began
         progress("predicting", results.done, len(source))
     report.busy = busy_s / count / report.seconds if report.seconds else 0.0
+
+
+@contextmanager
+def _left_in_its_mode(model: object) -> Iterator[None]:
+    """Have those parts of a module of PyTorch train again that did before it predicted."""
+    modules = getattr(model, "modules", None)
+    training = [part for part in modules() if part.training] if hasattr(model, "training") and modules else []
+    try:
+        yield
+    finally:
+        for part in training:
+            part.training = True
 
 
 def _predictions(source: SnapshotSource, results: Results, report: PredictReport) -> Predictions:

@@ -150,11 +150,11 @@ def _predict(job: ModelJob, connection: Connection) -> None:
     import torch
 
     from datacache.models.detectors import load_detector
-    from datacache.models.predicting.stages import run_model
+    from datacache.models.predicting.stages import device_for, run_model
 
     if job.threads is not None:
         torch.set_num_threads(job.threads)
-    device = job.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = job.device or device_for(job.model)
     detector = load_detector(job.model, weights=job.weights, device=device, classes=job.classes, size=job.size)
     connection.send(("ready", detector.classes))
 

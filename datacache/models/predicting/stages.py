@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader
 
@@ -37,6 +38,13 @@ _WORKER = "DataLoader worker"
 """In what PyTorch says when one is gone."""
 _NAMED = 8
 """Images that an error names."""
+
+
+def device_for(model: object) -> str:
+    """Return the device to predict on where none is named: that of a module of PyTorch, else a GPU if there is one."""
+    if isinstance(model, torch.nn.Module) and (first := next(model.parameters(), None)) is not None:
+        return str(first.device)
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def run_model(
