@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, Self, cast
 
 from datacache.core.errors import PathNotFoundError
 from datacache.core.ids import BLOCK_BYTES, BlockId, ObjectRef, block_id
@@ -159,7 +159,7 @@ class Snapshot:
             self.rows.cut_off(closed)
             self._on_close()
 
-    def __enter__(self) -> Snapshot:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_exc: object) -> None:
