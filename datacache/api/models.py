@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, Any, Unpack
 
-from datacache.api.opening import open_catalog, open_snapshot, open_url
+from datacache.api.opening import open_catalog, open_snapshot
 from datacache.api.options import NamingOptions, take
 from datacache.api.progress import of_images, shows
-from datacache.core.errors import DatacacheError, UsageError
+from datacache.api.weights import weights_path
 from datacache.manifest.model import Naming
 from datacache.settings import Settings, load_settings
 
 if TYPE_CHECKING:
     from datacache.models.predicting.predict import Predicted
     from datacache.models.predicting.snapshots import Accepted
-    from datacache.reader.snapshot import Snapshot
 
 
 class PredictKeywords(NamingOptions, total=False):
@@ -41,9 +38,6 @@ class PredictKeywords(NamingOptions, total=False):
     least_score: float
     split: str
     objects: str | None
-
-
-_IN_SNAPSHOT = re.compile(r"(?:datacache://)?([^/@]+@[^/]+)/(.+)")
 
 
 @shows(of_images)
@@ -84,7 +78,7 @@ def predict(
     with ExitStack() as stack:
         if weights is not None:
             given |= {
-                "weights": stack.enter_context(_local(os.fspath(weights), settings)),
+                "weights": stack.enter_context(weights_path(weights, settings)),
                 "weights_name": os.fspath(weights),
             }
         how = PredictOptions(**given)
@@ -132,27 +126,3 @@ def accept_predictions(
             open_objects=lambda: ObjectWriter(catalog, settings, url=objects or ""),
             progress=progress,
         )
-
-
-@contextmanager
-def _local(weights: str, settings: Settings) -> Iterator[Path]:
-    """Give the path of weights on this machine, for as long as they are used."""
-    from datacache.reader.local_file import LocalFiles
-
-    in_snapshot = _IN_SNAPSHOT.fullmatch(weights)
-    if os.path.exists(weights) or not (in_snapshot or "://" in weights):
-        yield Path(weights)
-        return
-    snapshot: Snapshot
-    if in_snapshot:
-        snapshot, path = open_snapshot(in_snapshot[1], settings), in_snapshot[2]
-    else:
-        folder, _, path = weights.rpartition("/")
-        snapshot = open_url(folder, settings)
-    with snapshot:
-        try:
-            file = LocalFiles(snapshot, settings).open(path)
-        except DatacacheError as exc:
-            raise UsageError(f"the weights {weights} cannot be had: {exc.message}", hint=exc.hint) from exc
-        with file:
-            yield file.path

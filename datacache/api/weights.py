@@ -7,10 +7,12 @@ import re
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from os import PathLike
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 from datacache.api.opening import open_object, open_snapshot
 from datacache.core.errors import SnapshotNotFoundError, UsageError
+from datacache.reader.snapshot import Snapshot
 from datacache.settings import Settings, load_settings
 
 if TYPE_CHECKING:
@@ -32,29 +34,66 @@ def open_weights(where: str | PathLike[str], settings: Settings | None = None) -
     from datacache.models.weights import LocalWeights, SnapshotWeights
 
     settings = settings or load_settings()
+    with _found(where, settings) as place:
+        if isinstance(place, _InSnapshot):
+            yield SnapshotWeights(*place[:2], name=place.name)
+            return
+        mounted = _behind_a_mount(place)
+        if mounted is not None:
+            with suppress(SnapshotNotFoundError):  # another catalog's: its mount gives the bytes
+                with open_snapshot(mounted[0], settings) as snapshot:
+                    yield SnapshotWeights(snapshot, mounted[1])
+                return
+        with closing(LocalWeights(place)) as file:
+            yield file
+
+
+@contextmanager
+def weights_path(where: str | PathLike[str], settings: Settings) -> Iterator[Path]:
+    """Give weights, named as for `open_weights`, a path on this machine for as long as the context lasts.
+
+    A path stays as it is, and need not exist. Raises `CacheError` where a file has no room here, else as
+    `open_weights`.
+    """
+    from datacache.reader.local_file import LocalFiles
+
+    with _found(where, settings) as place:
+        if isinstance(place, _InSnapshot):
+            row = place.snapshot.row_of(place.path)
+            with LocalFiles(place.snapshot, settings).open_row(row) as file:
+                yield file.path
+        else:
+            yield Path(place)
+
+
+class _InSnapshot(NamedTuple):
+    """A file of a snapshot, or of a listing of a URL. `name` is the URL, '' for a snapshot."""
+
+    snapshot: Snapshot
+    path: str
+    name: str
+
+
+@contextmanager
+def _found(where: str | PathLike[str], settings: Settings) -> Iterator[_InSnapshot | str]:
+    """Find out what names weights. Yields a file of a snapshot, open until the context ends, or a path."""
     text = os.fspath(where)
     scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]*)://", text) if isinstance(where, str) else None
     named = isinstance(where, str) and scheme is None and not text.startswith((".", "/", "~")) and "@" in text
     if named or (scheme and scheme[1].lower() == "datacache"):
         ref, path = _split_ref(text[scheme.end() :] if scheme else text)
         with open_snapshot(ref, settings) as snapshot:
-            yield SnapshotWeights(snapshot, path)
+            yield _InSnapshot(snapshot, path, "")
     elif scheme and scheme[1].lower() != "file":
         listed, path = open_object(text, settings)
         with listed:
-            yield SnapshotWeights(listed, path, name=text)
-    else:
+            yield _InSnapshot(listed, path, text)
+    elif scheme:
         from datacache.store.urls import split_object_url
 
-        path = "/" + split_object_url(text)[1] if scheme else os.path.expanduser(text)
-        mounted = _behind_a_mount(path)
-        if mounted is not None:
-            with suppress(SnapshotNotFoundError):  # another catalog's: its mount gives the bytes
-                with open_snapshot(mounted[0], settings) as snapshot:
-                    yield SnapshotWeights(snapshot, mounted[1])
-                return
-        with closing(LocalWeights(path)) as file:
-            yield file
+        yield "/" + split_object_url(text)[1]
+    else:
+        yield os.path.expanduser(text)
 
 
 def _split_ref(text: str) -> tuple[str, str]:

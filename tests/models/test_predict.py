@@ -19,7 +19,7 @@ import torch
 
 from datacache import api
 from datacache.annotations.table.ranges import Row
-from datacache.core.errors import OtherKindError, PredictError, UsageError
+from datacache.core.errors import OtherKindError, PathNotFoundError, PredictError, UsageError
 from datacache.models.predicting.predict import Predicted
 from datacache.models.predicting.stages import device_for
 from datacache.settings import Settings
@@ -217,7 +217,7 @@ def test_weights_may_be_a_file_of_a_snapshot(faces: str, settings: Settings, tmp
     assert by_path.record.lineage is not None
     sums = {each.record.lineage.parameters["weights_checksum"] for each in (made, by_path) if each.record.lineage}
     assert len(sums) == 1
-    with pytest.raises(UsageError, match=r"weights@latest/runs/worst\.pt"):
+    with pytest.raises(PathNotFoundError, match=r"weights@\w+ has no file 'runs/worst\.pt'"):
         predict(faces, settings, Failing, weights="weights@latest/runs/worst.pt")
 
 

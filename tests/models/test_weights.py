@@ -19,7 +19,7 @@ from safetensors.torch import save
 
 import fuse_mount
 from datacache import api
-from datacache.api.weights import open_weights
+from datacache.api.weights import open_weights, weights_path
 from datacache.core.errors import (
     ObjectNotFoundError,
     PathNotFoundError,
@@ -32,6 +32,7 @@ from datacache.core.ids import BLOCK_BYTES
 from datacache.models.weights import DTYPES, SnapshotWeights, read_header, read_through_buffers
 from datacache.safetensors import load_file
 from datacache.settings import Settings, load_settings
+from datacache.store.s3.store import S3Store
 from datacache.tiers import layout
 from tests.promises import promise
 from tests.servers import RcloneS3
@@ -338,6 +339,30 @@ def test_the_memory_of_a_load_is_that_of_the_file(bucket: Bucket, monkeypatch: p
     loaded = load_file(f"{ref}/big.safetensors", backend="pread")
     # Beside them as many blocks as are read at a time, not all of them once more.
     assert peak_bytes() - before < loaded["a"].nbytes + 12 * BLOCK_BYTES < 2 * loaded["a"].nbytes
+
+
+def test_programs_that_want_a_path_get_one_and_no_folder_is_listed_for_it(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_arguments: object, **_options: object) -> None:
+        raise AssertionError("listed")
+
+    monkeypatch.setattr(S3Store, "list", fail)
+    content = bucket.file.read_bytes()
+    for where in (f"{bucket.url}/deep/a.safetensors", bucket.where, f"datacache://{bucket.where}"):
+        with weights_path(where, load_settings()) as path:
+            assert path.read_bytes() == content
+            assert path.name.endswith("-a.safetensors")
+        assert not path.exists()
+    for where in (bucket.file, bucket.file.as_uri(), str(tmp_path / "missing@v1" / "a.pt")):
+        with weights_path(where, load_settings()) as path:
+            assert path == (tmp_path / "missing@v1" / "a.pt" if "missing" in str(where) else bucket.file)
+    assert bucket.file.exists()
+    with (
+        pytest.raises(ObjectNotFoundError, match=r"missing\.pt"),
+        weights_path(f"{bucket.url}/missing.pt", load_settings()),
+    ):
+        pass
 
 
 def test_a_place_that_has_no_weights_is_an_error_that_names_it(bucket: Bucket) -> None:
