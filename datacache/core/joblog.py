@@ -6,7 +6,8 @@ reads it.
 
 A record counts once it is written: a process that is killed loses what was in flight. The file is fsynced now and
 then, so a power cut loses some seconds more. What follows the first record that is not whole is cut off. A lock keeps a
-second process out of the same job. Threads may add at the same time.
+second process out of the same job; it ends with the process, whose forked workers do not have it. Threads may add at
+the same time.
 """
 
 from __future__ import annotations
@@ -43,14 +44,10 @@ class JobLog:
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             _forget_old(folder)
-            fd = _open_locked(self.path)
-            self._fd = -1 if fd is None else fd
-            if fd is not None:
-                self._records_at = self._end = self._prepare(_sealed(head.encode()))
+            self._file = lockfile.OwnDescriptor(lambda: self._open(taken))
+            self._records_at = self._end = self._prepare(_sealed(head.encode()))
         except OSError as exc:
             raise self._unwritable(exc) from exc
-        if self._fd < 0:
-            raise taken
 
     def records(self) -> Iterator[tuple[int, bytes]]:
         """Yield what earlier runs have added, in order: each record with the place that `read` finds it at. Go to the
@@ -63,20 +60,20 @@ class JobLog:
                     break
                 yield self._end, data
                 self._end += len(line)
-        os.ftruncate(self._fd, self._end)
+        os.ftruncate(self._file.fd, self._end)
 
     def add(self, record: bytes) -> int:
         """Add a record, which has no line breaks. Return the place that `read` finds it at; -1 in a log that is
         closed: of a thread that an interrupted job left behind."""
         data = _sealed(record)
         with self._lock:
-            if self._fd < 0:
+            if self._file.fd < 0:
                 return -1
             try:
-                if os.write(self._fd, data) != len(data):
+                if os.write(self._file.fd, data) != len(data):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 if time.monotonic() - self._synced > _SYNC_EVERY_S:
-                    os.fdatasync(self._fd)
+                    os.fdatasync(self._file.fd)
                     self._synced = time.monotonic()
             except OSError as exc:
                 raise self._unwritable(exc) from exc
@@ -101,17 +98,22 @@ class JobLog:
     def close(self) -> None:
         """Give up the lock. What was added stays."""
         with self._lock:
-            fd, self._fd = self._fd, -1
-            if fd >= 0:
-                os.close(fd)
+            self._file.close()
+
+    def _open(self, taken: DatacacheError) -> int:
+        fd = _open_locked(self.path)
+        if fd is None:
+            raise taken
+        return fd
 
     def _prepare(self, head: bytes) -> int:
         """Write the first line into a new file, or into one whose first line is not whole. Return where records
         begin."""
-        os.lseek(self._fd, 0, os.SEEK_SET)
-        if os.read(self._fd, len(head)) != head:
-            os.ftruncate(self._fd, 0)
-            os.write(self._fd, head)
+        fd = self._file.fd
+        os.lseek(fd, 0, os.SEEK_SET)
+        if os.read(fd, len(head)) != head:
+            os.ftruncate(fd, 0)
+            os.write(fd, head)
         return len(head)
 
     def _unwritable(self, error: OSError) -> CacheError:

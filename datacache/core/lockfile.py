@@ -1,7 +1,8 @@
 """Locks on files and folders that end with the process that has them (flock(2)).
 
 A lock belongs to an open file. It ends when the last descriptor of that is closed, so a process that is killed leaves
-none behind, and every container that shares the file sees it. Any thread may call; no state.
+none behind, and every container that shares the file sees it. A child of `fork()` shares the open file, so the lock
+stays while the child lives, unless the parent has it by an `OwnDescriptor`. Any thread may call.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 
@@ -60,3 +62,37 @@ def held(path: str | Path, *, wait: bool = True) -> Iterator[bool]:
     finally:
         if fd is not None:
             os.close(fd)
+
+
+class OwnDescriptor:
+    """A descriptor that children of `fork()` close: a lock on it ends with this process, whoever outlives it."""
+
+    def __init__(self, open_file: Callable[[], int]) -> None:
+        """`open_file` returns the descriptor; no other thread forks meanwhile."""
+        with _forking:
+            self.fd = open_file()
+            """-1 once it is closed, and in a child."""
+            _own.add(self)
+
+    def close(self) -> None:
+        """Close it. Idempotent."""
+        with _forking:
+            fd, self.fd = self.fd, -1
+            _own.discard(self)
+            if fd >= 0:
+                os.close(fd)
+
+
+_own: set[OwnDescriptor] = set()
+"""The open ones of this process."""
+_forking = threading.RLock()  # guards _own: no child may inherit a descriptor that is not in it
+
+
+def _close_inherited() -> None:
+    for descriptor in list(_own):
+        with contextlib.suppress(OSError):
+            descriptor.close()
+    _forking.release()
+
+
+os.register_at_fork(before=_forking.acquire, after_in_parent=_forking.release, after_in_child=_close_inherited)

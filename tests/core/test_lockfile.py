@@ -50,3 +50,24 @@ def test_a_file_that_its_former_holder_removed_is_opened_again(tmp_path: Path, m
     monkeypatch.setattr(lockfile, "take", take_late)
     with pytest.raises(FileNotFoundError):
         lockfile.open_locked(path, os.O_RDWR)
+
+
+def test_a_child_that_outlives_its_parent_keeps_no_lock_of_its_own_descriptors(tmp_path: Path) -> None:
+    lock = lockfile.OwnDescriptor(lambda: lockfile.open_locked(tmp_path / "lock") or -1)
+    wait, go = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(go)
+        os.read(wait, 1)  # until the parent has looked, or ended
+        os._exit(0 if lock.fd == -1 else 1)
+    os.close(wait)
+    try:
+        with lockfile.held(tmp_path / "lock", wait=False) as second:
+            assert not second  # the parent has it still
+        lock.close()
+        lock.close()
+        with lockfile.held(tmp_path / "lock", wait=False) as second:
+            assert second
+    finally:
+        os.close(go)
+        assert os.waitpid(child, 0)[1] == 0

@@ -17,7 +17,6 @@ import mmap
 import os
 import secrets
 import struct
-import threading
 import weakref
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -44,10 +43,9 @@ class PlanFile:
     def __init__(self, path: Path, *, create: bool = False) -> None:
         """`OSError` if it cannot be opened (or made)."""
         self.path = path
-        self._life = object()
-        if create:
-            _create_locked(path, self._life)
-            weakref.finalize(self, _unlock, self._life).atexit = False
+        self._lock = _create_locked(path) if create else None
+        if self._lock is not None:
+            weakref.finalize(self, self._lock.close).atexit = False
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)  # not the lock's: a child inherits mappings with what they hold
         try:
             if os.fstat(fd).st_size < _FILE_BYTES:
@@ -83,7 +81,8 @@ class PlanFile:
         """End the plan. Idempotent."""
         with contextlib.suppress(OSError):
             self.path.unlink(missing_ok=True)
-        _unlock(self._life)
+        if self._lock is not None:
+            self._lock.close()
 
 
 def new_plan_file(folder: Path, home: Path, position: int) -> PlanFile:
@@ -169,39 +168,15 @@ def remove_if_dead(path: Path) -> bool:
     return True
 
 
-_locks: dict[object, int] = {}
-"""The descriptors by which this process has its locks."""
-_forking = threading.RLock()  # guards _locks: no child may inherit a descriptor that is not among them
-
-
-def _create_locked(path: Path, life: object) -> None:
-    with _forking:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_CREAT | os.O_EXCL, 0o600)
-        _locks[life] = fd
+def _create_locked(path: Path) -> lockfile.OwnDescriptor:
+    lock = lockfile.OwnDescriptor(lambda: os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_CREAT | os.O_EXCL, 0o600))
     try:
-        os.posix_fallocate(fd, 0, _FILE_BYTES)  # to write into a hole is fatal on a full disk
-        lockfile.take(fd)
-        if not os.fstat(fd).st_nlink:  # a daemon that starts took it for a dead process's
+        os.posix_fallocate(lock.fd, 0, _FILE_BYTES)  # to write into a hole is fatal on a full disk
+        lockfile.take(lock.fd)
+        if not os.fstat(lock.fd).st_nlink:  # a daemon that starts took it for a dead process's
             raise FileNotFoundError(f"{path} was removed")
     except OSError:
         path.unlink(missing_ok=True)
-        _unlock(life)
+        lock.close()
         raise
-
-
-def _unlock(life: object) -> None:
-    with _forking:
-        fd = _locks.pop(life, None)
-        if fd is not None:
-            os.close(fd)
-
-
-def _close_inherited() -> None:
-    for fd in _locks.values():
-        with contextlib.suppress(OSError):
-            os.close(fd)
-    _locks.clear()
-    _forking.release()
-
-
-os.register_at_fork(before=_forking.acquire, after_in_parent=_forking.release, after_in_child=_close_inherited)
+    return lock
