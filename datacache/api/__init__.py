@@ -158,6 +158,7 @@ if TYPE_CHECKING:
     from datacache.imports.failures import Failure as Failure
     from datacache.imports.jsonl import JsonlProgress as JsonlProgress
     from datacache.loaders import processes as _processes
+    from datacache.loaders.decode import height_and_width as height_and_width
     from datacache.loaders.tasks.images import MarkingQueue as MarkingQueue
     from datacache.loaders.tasks.images import QueuedImage as QueuedImage
     from datacache.loaders.tasks.images import QueueProgress as QueueProgress

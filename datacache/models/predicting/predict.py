@@ -30,11 +30,12 @@ from datacache.catalog.objects import ObjectWriter
 from datacache.core.cores import cores
 from datacache.core.errors import PredictError, UsageError
 from datacache.core.joblog import JobLog
+from datacache.loaders.decode import height_and_width
 from datacache.loaders.selection import select
 from datacache.loaders.source import SnapshotSource
 from datacache.manifest.model import Lineage, Naming, SnapshotRecord
 from datacache.models.predicting.processes import ModelJob, run_in_processes
-from datacache.models.predicting.results import Results, Size
+from datacache.models.predicting.results import Results
 from datacache.models.predicting.snapshots import COMMAND, Predictions
 from datacache.reader.snapshot import Snapshot
 
@@ -59,7 +60,8 @@ class PredictOptions:
     threads: int | None = None
     """PyTorch's threads of each on the processor; None: as PyTorch has it, fewer where there are several."""
     classes: Sequence[str] | None = None
-    size: Size | None = None
+    size: Any = None
+    """Height and width, as the datasets of `datacache.torch` take them."""
     batch_size: int = 16
     least_score: float = 0.05
     split: str = ""
@@ -76,6 +78,7 @@ class PredictOptions:
         for name in ("devices", "classes"):
             if isinstance(getattr(self, name), str):
                 raise UsageError(f"{name} are a list, not the text {getattr(self, name)!r}")
+        object.__setattr__(self, "size", height_and_width(self.size))
         if not self.devices:
             raise UsageError("there is no device to predict on", hint="Name one: cpu, or cuda:0.")
 
