@@ -159,11 +159,9 @@ def _predict(job: ModelJob, connection: Connection) -> None:
     connection.send(("ready", detector.classes))
 
     def batches() -> Iterator[range]:
-        while True:
-            connection.send(("next",))
-            batch: range | None = connection.recv()
-            if batch is None:
-                return
+        connection.send(("next",))
+        while (batch := cast("range | None", connection.recv())) is not None:
+            connection.send(("next",))  # ahead of its need: the parent may be at its log, and the model would wait
             yield batch
 
     for outcome in run_model(detector, job.source, batches(), decoders=job.decoders):
