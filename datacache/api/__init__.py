@@ -117,6 +117,7 @@ if TYPE_CHECKING:
     from datacache.api.snapshots import diff_snapshots as diff_snapshots
     from datacache.api.snapshots import export_snapshot as export_snapshot
     from datacache.api.snapshots import import_export as import_export
+    from datacache.api.snapshots import import_frames as import_frames
     from datacache.api.snapshots import import_jsonl as import_jsonl
     from datacache.api.snapshots import is_empty as is_empty
     from datacache.api.snapshots import list_datasets as list_datasets
@@ -157,8 +158,10 @@ if TYPE_CHECKING:
     from datacache.imports.archives.members import UnpackLimits as UnpackLimits
     from datacache.imports.failures import Failure as Failure
     from datacache.imports.jsonl import JsonlProgress as JsonlProgress
+    from datacache.imports.videos.frames import FailedVideo as FailedVideo
+    from datacache.imports.videos.frames import FramesProgress as FramesProgress
+    from datacache.imports.videos.frames import ImportedFrames as ImportedFrames
     from datacache.loaders import processes as _processes
-    from datacache.loaders.decode import height_and_width as height_and_width
     from datacache.loaders.tasks.images import MarkingQueue as MarkingQueue
     from datacache.loaders.tasks.images import QueuedImage as QueuedImage
     from datacache.loaders.tasks.images import QueueProgress as QueueProgress

@@ -15,6 +15,7 @@ from datacache.settings import Settings, format_bytes, load_settings
 
 if TYPE_CHECKING:
     from datacache.imports.jsonl import JsonlProgress
+    from datacache.imports.videos.frames import FramesProgress
 
 _AFTER_S = 0.5
 """A bar comes only where a call takes longer."""
@@ -87,6 +88,16 @@ def of_lines(drawn: ProgressBar) -> Tell:
         failed = f", {far.failed:,} failed" if far.failed else ""
         text = f"{far.done:,} of {far.total:,} lines, {format_bytes(far.total_bytes)}{failed}"
         drawn.update(text, far.done, far.total)
+
+    return tell
+
+
+def of_frames(drawn: ProgressBar) -> Tell:
+    """Draw `progress(FramesProgress)`."""
+
+    def tell(far: FramesProgress) -> None:
+        failed = f", {far.failed:,} videos failed" if far.failed else ""
+        drawn.update(f"decoding videos: {far.images:,} images{failed}", far.done, far.total)
 
     return tell
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Unpack
 
 from datacache.api.opening import open_catalog, open_snapshot
 from datacache.api.options import NamingOptions
-from datacache.api.progress import of_all_files, of_checks, of_files, of_lines, of_words, shown, shows
+from datacache.api.progress import of_all_files, of_checks, of_files, of_frames, of_lines, of_words, shown, shows
 from datacache.catalog.refs import check_tag, resolve
 from datacache.core.counters import count
 from datacache.core.errors import SnapshotNotFoundError
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from datacache.imports.export import ImportedExport
     from datacache.imports.failures import Failure
     from datacache.imports.jsonl import ImportedLines, JsonlProgress
+    from datacache.imports.videos.frames import FailedVideo, FramesProgress, ImportedFrames
     from datacache.manifest.diff import Change
     from datacache.manifest.model import Entry
     from datacache.reader.export.export import Exported
@@ -203,6 +204,41 @@ def import_export(
     named = Naming(name=name, **naming)
     with closing(open_catalog(settings)) as catalog:
         return import_files(catalog, settings, path, named, options=options, progress=progress)
+
+
+@shows(of_frames)
+def import_frames(
+    name: str,
+    url: str,
+    *,
+    frames: str,
+    max_side: int = 0,
+    quality: int = 90,
+    objects: str = "",
+    processes: int | None = None,
+    settings: Settings | None = None,
+    progress: Callable[[FramesProgress], None] | None = None,
+    on_failure: Callable[[FailedVideo], None] | None = None,
+    **naming: Unpack[NamingOptions],
+) -> ImportedFrames:
+    """Make a snapshot of frames of the videos under `url` (or of one video) as JPEGs: `clip.mp4/000012.500.jpg`.
+
+    `frames` is `every=1s` or `fps=2` (the frame that is shown at each of these times, counted from the first frame) or
+    `scene` (the first frame of each). The images go to content-addressed storage (the setting `objects`, or the URL
+    `objects`), and `videos.jsonl` says which video each is of. A video of which no frames can be taken is left out,
+    which the record's `warnings` say, and `on_failure` is told. The same videos and options give the same id. An import
+    that was killed goes on where it was when it is run again. Videos are decoded in worker processes made by `fork()`.
+    Raises `UsageError` (also where PyAV is not installed), `ObjectNotFoundError` where there is no video,
+    `ImportFailedError` where none is left, or the store does not give one, `TagExistsError`.
+    """
+    from datacache.imports.videos.frames import FramesOptions
+    from datacache.imports.videos.frames import import_frames as import_videos
+
+    settings = settings or load_settings()
+    options = FramesOptions(frames=frames, max_side=max_side, quality=quality, objects=objects, processes=processes)
+    named = Naming(name=name, **naming)
+    with closing(open_catalog(settings)) as catalog:
+        return import_videos(catalog, settings, url, named, options=options, progress=progress, on_failure=on_failure)
 
 
 def list_datasets(settings: Settings | None = None) -> list[DatasetRecord]:

@@ -1,24 +1,26 @@
-"""`dsctl snapshot create --from-jsonl` and `--from-export`: their options, their reports and what they print.
+"""`dsctl snapshot create --from-jsonl`, `--from-export` and `--frames`: their options, reports and what they print.
 
 Used by `snapshot create`. With `--json` the snapshot has one more member, `"import"`:
 
     --from-jsonl   {"lines", "left_out", "resumed", "failures": [{"line", "url", "path", "code", "reason"}]}
     --from-export  {"files", "images", "referenced", "replaced", "passed_over", "leading"}
+    --frames       {"videos", "left_out", "images", "resumed", "failures": [{"video", "url", "code", "reason"}]}
 
-An import from JSON lines that fails prints `{"import": …}` alone. With `--report` the failures are in that file, one a
-line, and not in the JSON.
+An import from JSON lines or videos that fails prints `{"import": …}` alone. With `--report` the failures are in that
+file, one a line, and not in the JSON.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import IO, Any, NamedTuple
 
 import click
 
 from datacache import api
+from datacache.core.counters import count
 from datacache.core.errors import ImportFailedError
 from datacache.settings import format_bytes, parse_bytes
 from dataset_cli.app import App, Size, SnapshotRef, options
@@ -30,7 +32,9 @@ import_options = options(
     click.option("--images", type=SnapshotRef(), help="With --from-export: take the images of this snapshot."),
     click.option("--concurrency", type=click.IntRange(1, 256), help="With --from-jsonl: lines at a time."),
     click.option("--skip-failed", is_flag=True, help="With --from-jsonl: leave out lines that fail."),
-    click.option("--report", metavar="FILE", help="With --from-jsonl: write the failures there, as JSON lines."),
+    click.option(
+        "--report", metavar="FILE", help="With --from-jsonl, --frames: write the failures there, as JSON lines."
+    ),
     click.option(
         "--max-object",
         type=Size(),
@@ -59,10 +63,16 @@ import_options = options(
         metavar="NAME=N",
         help="With --from-export: members, total, member (bytes) or ratio; may be given several times.",
     ),
+    click.option("--frames", metavar="WHICH", help="Of videos: every=1s, fps=2 or scene; frames become JPEGs."),
+    click.option(
+        "--max-side", type=click.IntRange(min=1), metavar="N", help="With --frames: pixels of the longer side at most."
+    ),
+    click.option("--quality", type=click.IntRange(1, 100), help="With --frames: of the JPEGs (default: 90)."),
 )
 """`import_snapshot` takes them."""
-_JSONL_ONLY = ("concurrency", "skip_failed", "report", "max_object", "object_timeout", "allow_local", "allow_network")
+_JSONL_ONLY = ("concurrency", "skip_failed", "max_object", "object_timeout", "allow_local", "allow_network")
 _EXPORT_ONLY = ("images", "limits")
+_FRAMES_ONLY = ("max_side", "quality")
 
 
 class Imported(NamedTuple):
@@ -78,19 +88,30 @@ def import_snapshot(
 ) -> Imported | None:
     """Do the import that is asked for; None where it is none. `imports` are the options of `import_options`, `options`
     those that every snapshot has."""
-    lines, export = imports.pop("lines"), imports.pop("export")
+    lines, export, frames = (imports.pop(each) for each in ("lines", "export", "frames"))
     if [url, lines, export].count(None) != 2:
         raise click.UsageError("give one of --from URL, --from-jsonl FILE and --from-export PATH")
-    for needs, given, names in (("--from-jsonl", lines, _JSONL_ONLY), ("--from-export", export, _EXPORT_ONLY)):
+    for needs, given, names in (
+        ("--from-jsonl", lines, _JSONL_ONLY),
+        ("--from-export", export, _EXPORT_ONLY),
+        ("--frames", frames, _FRAMES_ONLY),
+        ("--from-jsonl and --frames", lines or frames, ("report",)),
+    ):
         wrong = [option for option in names if imports[option]] if given is None else []
         if wrong:
             raise click.UsageError(f"--{wrong[0].replace('_', '-').replace('limits', 'unpack-limit')} is for {needs}")
+    if frames is not None and url is None:
+        raise click.UsageError("--frames is for --from")
+    if frames is not None and copy:
+        raise click.UsageError("--copy is for --from and --from-jsonl; frames of videos are images of their own anyway")
     if export is not None and copy:
         raise click.UsageError("--copy is for --from and --from-jsonl; what an export holds is copied anyway")
     if lines is not None:
         return _from_jsonl(app, name, lines, copy=copy, imports=imports, options=options)
     if export is not None:
         return _from_export(app, name, export, imports=imports, options=options)
+    if frames is not None and url is not None:
+        return _from_videos(app, name, url, frames=frames, imports=imports, options=options)
     return None
 
 
@@ -107,7 +128,7 @@ def _from_jsonl(
             chosen[keyword] = imports[option]
     with ExitStack() as stack:
         report = stack.enter_context(_open_report(imports["report"])) if imports["report"] else None
-        failures = _Failures(app, report)
+        failures = _Failures(app, report, "lines", _line_failed)
         try:
             with app.out.progress("reading the lines") as bar:
                 made = api.import_jsonl(
@@ -154,17 +175,48 @@ def _from_export(app: App, name: str, path: str, *, imports: dict[str, Any], opt
     return Imported(made.record, value, notes)
 
 
+def _from_videos(
+    app: App, name: str, url: str, *, frames: str, imports: dict[str, Any], options: dict[str, Any]
+) -> Imported:
+    chosen = {key: imports[key] for key in _FRAMES_ONLY if imports[key] is not None}
+    with ExitStack() as stack:
+        report = stack.enter_context(_open_report(imports["report"])) if imports["report"] else None
+        failures = _Failures(app, report, "videos", lambda failure: f"{failure.video}: {failure.reason}")
+        try:
+            with app.out.progress(f"decoding videos of {url}") as bar:
+                made = api.import_frames(
+                    name,
+                    url,
+                    frames=frames,
+                    progress=lambda far: bar.update(_describe_frames(far), far.done, far.total),
+                    on_failure=failures.add,
+                    **chosen,
+                    **options,
+                )
+        except ImportFailedError as exc:
+            failures.show()
+            if exc.failures:
+                app.out.result({"import": {"failed": exc.failures, **failures.value}})
+            raise
+        failures.show()
+    value = made._asdict() | failures.value
+    del value["record"]
+    notes = [f"{made.images:,} images of {count(made.videos - made.left_out, 'video')}"]
+    notes += [f"{count(made.resumed, 'stretch', 'stretches')} had been decoded before"] if made.resumed else []
+    return Imported(made.record, value, notes)
+
+
 class _Failures:
     """Writes failures to the report, or keeps them for `--json`; shows the first of them."""
 
-    def __init__(self, app: App, report: IO[str] | None) -> None:
-        self._app, self._report = app, report
-        self._first: list[api.Failure] = []
+    def __init__(self, app: App, report: IO[str] | None, what: str, describe: Callable[[Any], str]) -> None:
+        self._app, self._report, self._what, self._describe = app, report, what, describe
+        self._first: list[Any] = []
         self._all: list[dict[str, Any]] = []
         self._count = 0
 
-    def add(self, failure: api.Failure) -> None:
-        """Take one failure; they come in the order of the lines."""
+    def add(self, failure: api.Failure | api.FailedVideo) -> None:
+        """Take one failure; they come in the order of the input."""
         self._count += 1
         if len(self._first) < _SHOWN:
             self._first.append(failure)
@@ -180,12 +232,21 @@ class _Failures:
 
     def show(self) -> None:
         """Say the first of them on stderr, and how many more there are."""
-        for line, url, _path, _code, reason in self._first:
-            about = "" if not url or reason.startswith(url) else f"{url}: "
-            self._app.out.warning(f"line {line}: {about}{reason}")
+        for failure in self._first:
+            self._app.out.warning(self._describe(failure))
         if self._count > len(self._first):
             where = "the report" if self._report is not None else "--report FILE or --json"
-            self._app.out.warning(f"{self._count - len(self._first):,} more lines failed; {where} has them all")
+            self._app.out.warning(f"{self._count - len(self._first):,} more {self._what} failed; {where} has them all")
+
+
+def _line_failed(failure: api.Failure) -> str:
+    about = "" if not failure.url or failure.reason.startswith(failure.url) else f"{failure.url}: "
+    return f"line {failure.line}: {about}{failure.reason}"
+
+
+def _describe_frames(far: api.FramesProgress) -> str:
+    failed = f", {far.failed:,} videos failed" if far.failed else ""
+    return f"{far.images:,} images, {far.done:,} of {far.total:,} stretches of videos{failed}"
 
 
 def _describe(progress: api.JsonlProgress) -> str:

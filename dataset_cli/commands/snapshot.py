@@ -102,13 +102,14 @@ def create(
 ) -> None:
     """Give a name and a version to all that lies under URL, to what JSON lines name, or to an annotation tool's export.
 
-    Of stores nothing is copied, unless --copy asks for it. The same input gives the same snapshot again.
+    Of stores nothing is copied, unless --copy asks for it. With --frames, the videos under URL are decoded, and their
+    frames stored as images. The same input gives the same snapshot again.
     """
     copy |= pin
     of_a_url = {"--check-copies": check_copies, "--follow-links": follow_links, "--attributes": attributes}
     for option, given in of_a_url.items():
-        if given and url is None:
-            raise click.UsageError(f"{option} is for --from")
+        if given and (url is None or imports["frames"] is not None):
+            raise click.UsageError(f"{option} is for --from" + (" without --frames" if url else ""))
     options: dict[str, Any] = {"objects": objects or "", "settings": app.settings}
     options |= api.take(imports, api.NamingOptions)
     imported = import_snapshot(app, name, url=url, copy=copy, imports=imports, options=options)

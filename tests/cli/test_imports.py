@@ -1,4 +1,4 @@
-"""`dsctl snapshot create --from-jsonl` and `--from-export`."""
+"""`dsctl snapshot create --from-jsonl`, `--from-export` and `--frames`."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import ROOT, Dsctl
+from tests.imports.videos.films import make_film
 from tests.promises import promise
 from tests.servers import RcloneS3
 
@@ -221,3 +222,27 @@ def test_real_annotations_join_real_images(dsctl: Dsctl, blood_cells: Path, tmp_
     ]
     kept = ("Annotations/", "ImageSets/Main/", "JPEGImages/")
     assert paths[1] == [path for path in paths[0] if path.startswith(kept)]
+
+
+def test_frames_of_videos_are_made_and_broken_ones_reported(dsctl: Dsctl, tmp_path: Path) -> None:
+    films = tmp_path / "films"
+    films.mkdir()
+    make_film(films / "film.mp4", "-c:v", "libx264", "-preset", "ultrafast")
+    (films / "broken.mp4").write_bytes(b"no video")
+    options = ("--objects", tmp_path / "objects", "--frames", "every=2s", "--max-side", "64")
+    made = dsctl("snapshot", "create", "frames", "--from", films, *options, "--json", "--report", tmp_path / "report")
+    assert made.code == 0, made.err
+    assert made.json["files"] == 4
+    assert made.json["import"] == {"videos": 2, "left_out": 1, "images": 3, "resumed": 0}
+    failure = json.loads((tmp_path / "report").read_text())
+    assert (failure["video"], failure["code"]) == ("broken.mp4", "format")
+    assert "broken.mp4" in made.json["warnings"][0]
+    for wrong in (
+        ("--from", films, "--frames", "every=1s", "--copy"),
+        ("--from", films, "--frames", "every=1s", "--attributes"),
+        ("--from", films, "--max-side", "64"),
+        ("--from", films, "--report", "x"),
+        ("--from-jsonl", "x", "--frames", "every=1s"),
+        ("--from", films, "--frames", "now and then"),
+    ):
+        assert dsctl("snapshot", "create", "other", *wrong, "--objects", tmp_path / "objects").code == 2, wrong
