@@ -204,7 +204,7 @@ def test_elastic_training_uses_each_record_once_though_workers_and_their_agents_
     home: Path, tmp_path: Path
 ) -> None:
     small = ["--kills", "2", "--nodes", "1", "--workers", "2", "--slow", "0.2", "--pause", "0.1", "--apart", "192"]
-    small += ["--count", "512", "--epochs", "2", "--checkpoint-every", "2"]
+    small += ["--count", "512", "--test", "256", "--epochs", "2", "--checkpoint-every", "2"]
     done = subprocess.run(
         [sys.executable, ROOT / "examples" / "elastic_training" / "compare.py", "kills", *small, "--out", tmp_path],
         env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},

@@ -10,13 +10,12 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-from job import HERE, Job, count, read_log
+from job import Job, count, make_queue, read_log
 
 CHANGES = ((0.15, "add"), (0.3, "add"), (0.45, "kill worker"), (0.6, "kill agent"), (0.75, "kill agent"))
 """What happens to two workers, and at which part of the training: three, four, one is started again, three, two."""
@@ -57,7 +56,6 @@ def run(options: argparse.Namespace, name: str, workers: int, changes: Any = (),
     begun = time.monotonic()
     nodes = workers if changes else 1  # a node of several workers starts faster than several nodes
     with start(options, name, seed, workers=workers // nodes) as job:
-        job.make_ready(4 if changes else 1)
         for _node in range(nodes):
             job.add()
         job.wait(lambda: job.world() == workers)
@@ -84,7 +82,6 @@ def kills(options: argparse.Namespace) -> int:
     total = prepare(options, name, options.first_seed)
     done: dict[str, int] = {"worker": 0, "agent": 0}
     with start(options, name, options.first_seed, workers=options.workers) as job:
-        job.make_ready(options.nodes + 1)
         for _node in range(options.nodes):
             job.add()
         before = 0
@@ -99,8 +96,6 @@ def kills(options: argparse.Namespace) -> int:
             if kind == "agent":
                 job.kill_agent(victim)
                 job.add()
-                if done["agent"] + 1 < options.kills // 2:
-                    job.make_ready(1)
             elif not job.kill_worker(victim):
                 continue
             done[kind] += 1
@@ -147,9 +142,9 @@ def share(options: argparse.Namespace) -> int:
 
 def prepare(options: argparse.Namespace, name: str, seed: int, *, epochs: int = 0) -> int:
     """Make the queue. Return how many records its epochs have."""
-    about = {"out": options.out, "name": name, "count": options.count, "epochs": epochs or options.epochs, "seed": seed}
-    given = [f"--{key}={value}" for key, value in about.items()]
-    subprocess.run([sys.executable, str(HERE / "prepare.py"), *given], check=True, stdout=subprocess.DEVNULL)
+    about = {"out": options.out, "name": name, "count": options.count, "test": options.test}
+    about |= {"epochs": epochs or options.epochs, "seed": seed}
+    make_queue([f"--{key}={value}" for key, value in about.items()])
     return options.count * options.epochs
 
 
@@ -177,8 +172,9 @@ def arguments() -> argparse.Namespace:
     add("--pause", type=float, default=2.0, metavar="SECONDS", help="between kills, at most (default: %(default)s)")
     add("--apart", type=int, default=0, metavar="RECORDS", help="new ones between kills, at least")
     add("--slow", type=float, default=0.0, metavar="SECONDS", help="workers wait after each step")
-    add("--count", type=int, default=2048, help="images of an epoch (default: %(default)s)")
-    add("--epochs", type=int, default=6)
+    add("--count", type=int, default=8192, help="images of an epoch (default: %(default)s)")
+    add("--test", type=int, default=4096, help="images of the test (default: %(default)s)")
+    add("--epochs", type=int, default=4)
     add("--batch-size", type=int, default=64)
     add("--checkpoint-every", type=int, default=10, metavar="STEPS")
     add("--torchrun", action="store_true", help="start agents with torchrun, not with launch.py")

@@ -1,26 +1,27 @@
 """A training on this machine whose nodes come, go and are killed, and the count of what it used. For `compare.py`.
 
-Each node is an agent in a process of its own, of `workers` workers. The store in which agents meet is in this process.
+Each node is an agent in a process of its own, of `workers` workers. All processes are forked from one that has
+imported PyTorch already, which this one need not do. The store in which agents meet is in a process of its own.
 """
 
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from launch import RENDEZVOUS
-from torch.distributed import TCPStore
-
 HERE = Path(__file__).resolve().parent
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload(["torch._dynamo", "torch.distributed.run", "datacache.api", "datacache.torch"])
 
 
 class Job:
@@ -30,48 +31,33 @@ class Job:
         self, out: Path, name: str, *, most: int = 4, workers: int = 1, torchrun: bool = False, options: list[str]
     ) -> None:
         self.out, self.name = out, name
-        self.agents: list[subprocess.Popen[bytes]] = []
-        self._ready: list[subprocess.Popen[bytes]] = []
+        self.agents: list[BaseProcess] = []
         self._torchrun = torchrun
-        self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        endpoint = f"127.0.0.1:{self._store.port}"
+        port, to = PROCESSES.Pipe(duplex=False)
+        self._store = PROCESSES.Process(target=be_store, args=(to,), daemon=True)
+        self._store.start()
+        endpoint = f"127.0.0.1:{port.recv()}"
         train = ["--out", str(out), "--name", name, *options]
         if torchrun:
-            settings = ",".join(f"{key}={value}" for key, value in RENDEZVOUS.items())
-            rendezvous = ["--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}", f"--rdzv-conf={settings}"]
             nodes = [f"--nnodes=1:{most}", f"--nproc-per-node={workers}", "--max-restarts=1000"]
-            start = ["-m", "torch.distributed.run", *nodes, *rendezvous, f"--rdzv-id={name}", str(HERE / "train.py")]
+            nodes += ["--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}", f"--rdzv-id={name}"]
+            self._command = [*nodes, str(HERE / "train.py"), *train]
         else:
-            nodes = [f"--nodes=1:{most}", f"--workers={workers}", f"--endpoint={endpoint}", f"--id={name}", "--ready"]
-            start = [str(HERE / "launch.py"), *nodes, "--"]
-        self._command = [sys.executable, *start, *train]
-        self._log = (out / f"{name}.txt").open("ab")
-
-    def make_ready(self, agents: int) -> None:
-        """Start agents that join in when they are told to. Those of torchrun do not wait: none is started."""
-        if not self._torchrun:
-            self._ready += [self._start() for _agent in range(agents)]
+            nodes = [f"--nodes=1:{most}", f"--workers={workers}", f"--endpoint={endpoint}", f"--id={name}"]
+            self._command = [*nodes, "--", *train]
+        self._log = out / f"{name}.txt"
 
     def add(self) -> None:
-        """Have another agent join in."""
-        agent = self._ready.pop(0) if self._ready else self._start()
+        """Start another agent, which joins in."""
+        agent = PROCESSES.Process(target=be_agent, args=(self._torchrun, self._command, self._log))
+        agent.start()
         self.agents.append(agent)
-        assert agent.stdin is not None
-        with suppress(BrokenPipeError):
-            agent.stdin.write(b"\n")
-            agent.stdin.close()
-
-    def _start(self) -> subprocess.Popen[bytes]:
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-        return subprocess.Popen(
-            self._command, env=environment, stdin=subprocess.PIPE, stdout=self._log, stderr=self._log
-        )
 
     def kill_agent(self, number: int) -> None:
         """Kill an agent. Its worker ends with it."""
         process = self.agents.pop(number)
         process.kill()
-        process.wait()
+        process.join()
 
     def kill_worker(self, number: int) -> bool:
         """Kill the worker of an agent, which starts another one. Return False where it has none now."""
@@ -105,33 +91,72 @@ class Job:
         """Wait until something has come about, or the training is over."""
         end = time.monotonic() + limit_s
         while not until() and not self.finished():
-            if time.monotonic() > end or all(agent.poll() is not None for agent in self.agents):
-                raise TimeoutError(f"{self.name} does not go on: see {self._log.name}")
+            if time.monotonic() > end or not any(agent.is_alive() for agent in self.agents):
+                raise TimeoutError(f"{self.name} does not go on: see {self._log}")
             time.sleep(0.1)
 
     def finish(self, *, limit_s: float = 600.0) -> dict[str, Any]:
         """Wait for the end. Return the result."""
         self.wait(self.finished, limit_s=limit_s)
         for agent in self.agents:
-            with suppress(subprocess.TimeoutExpired):
-                agent.wait(5)  # at the end an agent waits for all others of its round, for minutes if one was killed
+            agent.join(5)  # at the end an agent waits for all others of its round, for minutes if one was killed
         return json.loads((self.out / f"{self.name}.json").read_text())
 
     def close(self) -> None:
-        for agent in (*self.agents, *self._ready):
-            processes = [*below(agent.pid), agent.pid]
-            if agent.poll() is None:
-                for process in processes:
-                    with suppress(ProcessLookupError):
-                        os.kill(process, signal.SIGKILL)
-            agent.wait()
-        self._log.close()
+        for agent in self.agents:
+            for process in (*below(agent.pid), agent.pid) if agent.is_alive() else ():
+                with suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGKILL)
+            agent.join()
+        self._store.kill()
+        self._store.join()
 
     def __enter__(self) -> Job:
         return self
 
     def __exit__(self, *_error: object) -> None:
         self.close()
+
+
+def be_store(to: Connection) -> None:
+    """Keep the store in which agents meet, and tell its port."""
+    from torch.distributed import TCPStore
+
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    to.send(store.port)
+    if parent := multiprocessing.parent_process():
+        parent.join()
+
+
+def be_agent(torchrun: bool, command: list[str], log: Path) -> None:
+    """Start workers as `command` says, in this process, which writes to a log of its own."""
+    import launch
+    from torch.distributed import run
+
+    os.environ |= {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    with log.open("ab") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    if torchrun:
+        settings = ",".join(f"{key}={value}" for key, value in launch.RENDEZVOUS.items())
+        run.main([f"--rdzv-conf={settings}", *command])
+    else:
+        launch.main(launch.arguments(command))
+
+
+def make_queue(arguments: list[str]) -> None:
+    """Draw the data and make a queue, in a process that has imported everything already."""
+    process = PROCESSES.Process(target=be_preparer, args=(arguments,))
+    process.start()
+    process.join()
+    if process.exitcode:
+        raise RuntimeError(f"prepare.py ended with exit code {process.exitcode}")
+
+
+def be_preparer(arguments: list[str]) -> None:
+    import prepare
+
+    prepare.main(prepare.arguments(arguments))
 
 
 def below(process: int) -> list[int]:

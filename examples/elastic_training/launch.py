@@ -3,17 +3,15 @@
 python examples/elastic_training/launch.py --nodes 1:4 --workers 1 --endpoint 127.0.0.1:29400 -- --out ./elastic
 
 A worker that torchrun starts spends some five seconds of a core on importing PyTorch, each time that somebody comes or
-goes. Here workers are forked from a process that has done so.
+goes. Here workers are forked from the agent, which has done so.
 """
 
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import os
-import sys
-from multiprocessing import forkserver
 
+import torch._dynamo  # an optimizer needs it, and importing it takes a second  # noqa: F401
 import train
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -32,10 +30,6 @@ RENDEZVOUS = {
 
 def main(options: argparse.Namespace) -> None:
     least, _, most = options.nodes.partition(":")
-    multiprocessing.set_forkserver_preload(["train", "torch._dynamo"])
-    if options.ready:
-        forkserver.ensure_running()
-        sys.stdin.readline()
     config = LaunchConfig(
         min_nodes=int(least),
         max_nodes=int(most or least),
@@ -45,21 +39,20 @@ def main(options: argparse.Namespace) -> None:
         rdzv_endpoint=options.endpoint,
         rdzv_configs=RENDEZVOUS,
         max_restarts=1000,
-        start_method="forkserver",
+        start_method="fork",
     )
     elastic_launch(config, train.main)(train.arguments(options.arguments), os.getpid())
 
 
-def arguments() -> argparse.Namespace:
+def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Start workers of an elastic training.")
     add = parser.add_argument
     add("--nodes", default="1:4", metavar="LEAST:MOST", help="how many of these agents there may be")
     add("--workers", type=int, default=1, help="of this agent (default: %(default)s)")
     add("--endpoint", required=True, metavar="HOST:PORT", help="where the store is in which they meet")
     add("--id", default="elastic", help="of the training, for all its agents (default: %(default)s)")
-    add("--ready", action="store_true", help="import everything, but join at a line of the standard input")
     add("arguments", nargs="*", help="of train.py, behind --")
-    return parser.parse_args()
+    return parser.parse_args(given)
 
 
 if __name__ == "__main__":

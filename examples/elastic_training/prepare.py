@@ -19,12 +19,11 @@ CLASSES = ("circle", "cross", "square", "triangle")
 SIDE = 32
 WRONG = 0.1
 """The share of labels that are wrong: the loss then has a floor, as with labels that people made."""
-TEST = 1024
 
 
 def main(options: argparse.Namespace) -> None:
     settings = load_settings()
-    for name, count, seed in (("train", options.count, 0), ("test", TEST, 1)):
+    for name, count, seed in (("train", options.count, 0), ("test", options.test, 1)):
         folder = options.out / "images" / name
         if not (options.out / name / "shards.json").exists():
             draw(folder, count, seed)
@@ -70,16 +69,17 @@ def draw_one(kind: str, chance: random.Random) -> Image.Image:
     return Image.blend(image, noise, 0.15)
 
 
-def arguments() -> argparse.Namespace:
+def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Draw data, make shards of it and a queue of tasks.")
     add = parser.add_argument
     add("--out", type=Path, default=Path("elastic"), help="where images and shards go (default: %(default)s)")
     add("--name", default="run1", help="of the queue (default: %(default)s)")
-    add("--count", type=int, default=2048, help="images to draw for the training (default: %(default)s)")
+    add("--count", type=int, default=8192, help="images to draw for the training (default: %(default)s)")
+    add("--test", type=int, default=4096, help="images to draw for the test (default: %(default)s)")
     add("--records", type=int, default=64, help="the most of one task (default: %(default)s)")
-    add("--epochs", type=int, default=6)
+    add("--epochs", type=int, default=4)
     add("--seed", type=int, default=0, help="of the order of the tasks")
-    return parser.parse_args()
+    return parser.parse_args(given)
 
 
 if __name__ == "__main__":

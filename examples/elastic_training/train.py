@@ -211,8 +211,9 @@ class Pixels(nn.Module):
 def evaluate(model: nn.Module, folder: Path, device: torch.device) -> tuple[float, float]:
     """Return loss and accuracy on the images of the test."""
     dataset = ShardDataset(folder, decode="rgb", target="classification")
-    images = torch.stack([dataset[number][0] for number in range(len(dataset))]).to(device)
-    labels = torch.tensor([dataset[number][1] for number in range(len(dataset))], device=device)
+    found = [dataset[number] for number in range(len(dataset))]
+    images = torch.stack([image for image, _label in found]).to(device)
+    labels = torch.tensor([label for _image, label in found], device=device)
     outputs = model.eval()(images)
     return functional.cross_entropy(outputs, labels).item(), (outputs.argmax(1) == labels).float().mean().item()
 
