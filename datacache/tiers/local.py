@@ -28,12 +28,10 @@ from datacache.core.cores import cores
 from datacache.core.counters import Counters, counters_of
 from datacache.core.errors import CacheError
 from datacache.core.ids import (
-    BLOCK_BYTES,
     GRANULE_BYTES,
     BlockId,
     ObjectId,
     ObjectRef,
-    block_count,
     block_id,
     object_id,
 )
@@ -91,7 +89,7 @@ class LocalTier:
 
     def __init__(self, number: int, folder: Path) -> None:
         self._number = number
-        self._folder = folder
+        self.folder = folder
         self.health = health_of(folder)
         self._maps: dict[int, _Mapped] = {}  # iterated over as a copy: other threads open containers meanwhile
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
@@ -101,9 +99,9 @@ class LocalTier:
         """Return the place that an index value names; None if its container was evicted meanwhile, or lost."""
         try:
             container, offset, length, sums = unpack_location(value)
-            mapped = self._maps.get(container) or self._maps.setdefault(container, _Mapped(self._folder, container))
+            mapped = self._maps.get(container) or self._maps.setdefault(container, _Mapped(self.folder, container))
         except (OSError, ValueError) as exc:
-            log.debug("a block in %s is not there: %s", self._folder, exc)
+            log.debug("a block in %s is not there: %s", self.folder, exc)
             if isinstance(exc, OSError) and exc.errno in _DISK_ERRORS:
                 self.health.failed(exc)
             return None
@@ -241,50 +239,34 @@ class LocalBlocks:
 
         Keeping the mapping keeps the file's disk space. Pages that the kernel takes back meanwhile come from the disk
         again, as of any mapped file: nobody verifies them, and one that the disk cannot give is fatal (SIGBUS)."""
-        found = self._in_one_file(obj, size_bytes)
-        if found is None:
+        found = (self._object_blocks(obj, size_bytes, number) for number in range(len(self.tiers)))
+        number, blocks = next(((number, blocks) for number, blocks in enumerate(found) if blocks), (0, None))
+        tier = self.tiers[number]
+        if blocks is None or not tier.health.turn():
             return None
-        number, spots = found
-        health = self.tiers[number].health
-        if not health.turn():
-            return None
+        path = tier.folder / container_name(blocks[0].container)
 
-        def sound(spot: Spot) -> bool:
-            file.populate(spot.start, spot.end)
-            return intact(file.view[spot.start : spot.end], spot.sums, 0, spot.end - spot.start)
+        def sound(block: Location) -> bool:
+            start, stop = block.offset, block.offset + block.length
+            file.populate(start, stop)
+            return intact(file.view[start:stop], block.sums, 0, block.length)
 
         try:
-            file = MappedFile(spots[0].mapped.name, private=True)
-            checked = len(file.map) == size_bytes and all(map_in_threads(sound, spots, threads=min(_CHECKS, cores())))
+            file = MappedFile(path, private=True)
+            checked = len(file.map) == size_bytes and all(map_in_threads(sound, blocks, threads=min(_CHECKS, cores())))
         except (OSError, ValueError) as exc:
             if isinstance(exc, OSError) and exc.errno in _DISK_ERRORS:
-                health.failed(exc)
-            log.debug("%s cannot be mapped: %s", spots[0].mapped.name, exc)
+                tier.health.failed(exc)
+            log.debug("%s cannot be mapped: %s", path, exc)
             return None
-        health.worked()
+        tier.health.worked()
         if not checked:
-            log.warning("%s is not what the index says: its blocks are read one by one", spots[0].mapped.name)
+            log.warning("%s is not what the index says: its blocks are read one by one", path)
             return None
-        self._touch(spots[0].mapped, monotonic())
-        for spot in spots:
-            self._hit(number, spot.end - spot.start)
+        self._access.touch(blocks[0].container)
+        for block in blocks:
+            self._hit(number, block.length)
         return file.map
-
-    def _in_one_file(self, obj: ObjectId, size_bytes: int) -> tuple[int, list[Spot]] | None:
-        """Return a tier, the fastest, that has all blocks of an object in a file of its own, and their places in it."""
-        blocks = [dict(self._values(block_id(obj, number))) for number in range(block_count(size_bytes))]
-        for number, tier in enumerate(self.tiers):
-            if not all(number in values for values in blocks):
-                continue
-            spots = [spot for values in blocks if (spot := tier.spot(values[number])) is not None]
-            if not spots or not spots[0].mapped.container & layout.OBJECT_FILE:
-                continue
-            as_expected = [
-                (spots[0].mapped, at, min(at + BLOCK_BYTES, size_bytes)) for at in range(0, size_bytes, BLOCK_BYTES)
-            ]
-            if [(spot.mapped, spot.start, spot.end) for spot in spots] == as_expected:
-                return number, spots
-        return None
 
     def has(self, block: BlockId) -> bool:
         """Tell whether the index has a block in a tier whose disk works, bytes unseen."""
@@ -386,8 +368,8 @@ class LocalBlocks:
         if held and not held[0].current():
             held.clear()
 
-    def _object_blocks(self, obj: ObjectId, size_bytes: int) -> list[Location] | None:
-        return None if self.tiers[1].health.away() else self._ask(object_blocks, obj, size_bytes)
+    def _object_blocks(self, obj: ObjectId, size_bytes: int, tier: int = 1) -> list[Location] | None:
+        return None if self.tiers[tier].health.away() else self._ask(object_blocks, obj, size_bytes, tier)
 
     def _verified(self, block: BlockId, spot: Spot, start: int, stop: int | None) -> memoryview | None:
         mapped, first, end, digest, sums, _ = spot
