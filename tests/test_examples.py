@@ -35,10 +35,12 @@ def boxes(*edges: tuple[float, float, float, float]) -> torch.Tensor:
     return torch.tensor(edges, dtype=torch.float32).reshape(-1, 4)
 
 
-def mask_detection(*arguments: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
+def mask_detection(
+    *arguments: str | Path, script: str = "train.py", **variables: str
+) -> subprocess.CompletedProcess[str]:
     """Run the example as a user does, on one thread: tests have the processors not for themselves."""
     return subprocess.run(
-        [sys.executable, ROOT / "examples" / "mask_detection" / "train.py", *map(str, arguments)],
+        [sys.executable, ROOT / "examples" / "mask_detection" / script, *map(str, arguments)],
         env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | variables,
         capture_output=True,
         text=True,
@@ -74,6 +76,26 @@ def test_mask_detection_learns_and_its_model_in_the_bucket_finds_faces(home: Pat
     assert again.returncode == 0, again.stderr
     assert re.search(rf"snapshot +{about['snapshot']}:", again.stdout)
     assert len(list((out / "bucket" / "shards").iterdir())) == 2
+
+
+def test_once_around_the_loop_the_second_detector_is_better(home: Path, tmp_path: Path) -> None:
+    small = ("--count", "48", "--test", "30", "--epochs", "12", "--size", "64", "80", "--wrong", "0.8")
+    done = mask_detection("--out", tmp_path / "out", *small, "--correct", "0.8", "--control", script="loop.py")
+    assert done.returncode == 0, done.stderr
+    [(before, after)] = re.findall(r"^done .* mAP ([\d.]+) .* mAP ([\d.]+) ", done.stdout, re.MULTILINE)
+    assert float(after) > float(before), done.stdout
+    settings = load_settings()
+    assert settings.home == home
+    [(found, labels)] = re.findall(r"/match/(\S+)\?with=(\S+)&score=", done.stdout)
+    [marked] = re.findall(r"^correct +(loop-faces\S+):", done.stdout, re.MULTILINE)
+    with api.open_snapshot(found, settings) as predicted, api.open_snapshot(marked, settings) as corrected:
+        assert predicted.record.lineage.parameters["weights"].endswith(f"/{labels.replace('@', '-')}.pt")
+        assert corrected.record.lineage.parameters["authors"] == {"somebody": 38}
+    versions = [api.list_snapshots(name, settings) for name in ("loop-faces-0", "loop-chance-0")]
+    assert [[each.lineage.command for each in some] for some in versions] == [["create", "mark", "mark"]] * 2
+    same_start = [one.id == other.id for one, other in zip(*versions, strict=True)]
+    assert same_start == [True, True, False], "the control corrects other images of the same labels"
+    assert re.search(r"^control .* mAP [\d.]+ ", done.stdout, re.MULTILINE)
 
 
 def test_mask_detection_works_with_a_bucket(rclone_s3: RcloneS3, home: Path, tmp_path: Path) -> None:

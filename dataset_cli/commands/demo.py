@@ -3,15 +3,16 @@
 It draws masked and bare faces into a bucket (a folder), snapshots it, mounts the snapshot, reads two epochs, and
 compares every byte with the bucket; then it converts the annotations from VOC to YOLO and draws a picture of some
 images with their boxes. Where PyTorch is installed, it trains a small detector from shards of the images (`demo/`;
-`examples/mask_detection` is the same at more length, for any data). At the end it offers, on a terminal, to show all of
-it on the page of `dsctl ui` until Ctrl-C. It has a home of its own in the demo's folder, so nothing of the user's is
-touched, and cleans up whatever happens but for the pictures, `preview.png` and `predictions.png` where it was called
-(or in `--dir`); with `--keep`, folder and snapshots stay and can be looked at.
+`examples/mask_detection` is the same at more length, for any data), predicts with it, and evaluates that. At the end it
+offers, on a terminal, to show all of it on the page of `dsctl ui` until Ctrl-C. It has a home of its own in the demo's
+folder, so nothing of the user's is touched, and cleans up whatever happens but for the pictures, `preview.png` and
+`predictions.png` where it was called (or in `--dir`); with `--keep`, folder and snapshots stay and can be looked at.
 
 With `--json`: `{"ok", "snapshot", "mounted", "epochs": [{"files", "bytes", "seconds", "files_per_s"}],
 "tiers", "compared_files", "converted", "preview", "training", "home", "bucket", "kept"}`, where training is null or
 `{"shards", "images", "epochs", "seconds", "first_loss", "loss", "test_images", "f1", "average_precision", "model",
-"predictions"}`.
+"predictions", "predicted", "map", "map_50", "match"}`; the last four are the snapshot of predictions, their mean
+average precision, and the page's address where they are beside the labels.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from datacache.settings import Settings
 
 _NAME, _TAG = "mask", "v1"
-_YOLO = "mask-yolo"
+_YOLO, _PREDICTED = "mask-yolo", "mask-predicted"
 _SHOWN = 12
 _SSD_BYTES, _RAM_BYTES = 10**9, 64 * 2**20
 _KEPT = (
@@ -54,6 +55,7 @@ _KEPT = (
     f"  mkdir -p /tmp/mask && dsctl mount {_YOLO}@{_TAG} /tmp/mask && ls /tmp/mask",
 )
 _NO_PAGE = "the page needs more packages: pip install 'dsctl[ui]'"
+_EVALUATE = f"  dsctl evaluate {_PREDICTED}@{_TAG} --against {_YOLO}-val@{_TAG}"
 _GONE = (
     "Everything is cleaned up. Try next, with your own data:",
     "  dsctl snapshot create faces --from s3://BUCKET/PREFIX --tag v1",
@@ -82,7 +84,8 @@ def demo(app: App, *, directory: Path | None, keep: bool, count: int, train_s: f
     """Try everything on a small drawn dataset.
 
     Snapshots it, mounts it, reads two epochs, compares every byte, converts it to YOLO, draws preview.png, trains a
-    small detector from shards where PyTorch is installed, draws what it finds into predictions.png, and cleans up.
+    small detector from shards where PyTorch is installed, draws what it finds into predictions.png, predicts with it
+    and measures the predictions, and cleans up.
     """
     with ExitStack() as cleanup:
         folder = _folder(directory, keep, cleanup)
@@ -142,16 +145,18 @@ def demo(app: App, *, directory: Path | None, keep: bool, count: int, train_s: f
             "kept": keep,
         }
     )
-    app.out.lines(["", *(_kept(folder, home) if keep else _GONE)])
+    app.out.lines(["", *(_kept(folder, home, training) if keep else _GONE)])
 
 
-def _kept(folder: Path, home: Path) -> Iterator[str]:
-    """Yield lines to type next, the page first."""
+def _kept(folder: Path, home: Path, training: Any) -> Iterator[str]:
+    """Yield lines to type next, the page first. `training` is what `_train` has returned."""
     foreign = bool(os.environ.get("DATACACHE_CATALOG"))
     yield f"All of it is in {folder}. Look at it in a browser:"
     if page_is_installed():
         variables = f"{'env -u DATACACHE_CATALOG ' if foreign else ''}DATACACHE_HOME={shlex.quote(str(home))}"
         yield f"  {variables} dsctl ui"
+        if training:
+            yield f"  its {training['match']} has the predictions beside the labels"
     else:
         yield f"  {_NO_PAGE}"
     yield "and try next:"
@@ -159,6 +164,8 @@ def _kept(folder: Path, home: Path) -> Iterator[str]:
     if foreign:
         yield "  unset DATACACHE_CATALOG"
     yield from _KEPT
+    if training:
+        yield _EVALUATE
 
 
 def _show_page(app: App, settings: Settings, wanted: bool | None) -> None:
@@ -299,7 +306,9 @@ def _train(app: App, ref: str, *, bucket: Path, picture: Path, seconds: float, s
         bar.update("making shards")
         parts = {}
         for split in ("train", "val"):
-            made = story.shards_of_split(ref, split, str(bucket), name=f"{name}-{split}", settings=settings)
+            made = story.shards_of_split(
+                ref, split, str(bucket), name=f"{name}-{split}", tags=[_TAG], settings=settings
+            )
             if made is None:
                 app.out.line(f"training  left out: with so few images there is none in {split} (--count)")
                 return None
@@ -334,6 +343,7 @@ def _train(app: App, ref: str, *, bucket: Path, picture: Path, seconds: float, s
         ]
     )
     shown = story.picture(parts["val"], size, found, _SHOWN, settings)
+    predictions = _write_picture(app, picture, shown, f"picture   {picture}: what it found, and what there is")
     return {
         "shards": parts,
         "images": len(training),
@@ -345,8 +355,38 @@ def _train(app: App, ref: str, *, bucket: Path, picture: Path, seconds: float, s
         "f1": result.f1,
         "average_precision": result.average_precision,
         "model": model,
-        "predictions": _write_picture(app, picture, shown, f"picture   {picture}: what it found, and what there is"),
+        "predictions": predictions,
+        **_predict(app, f"{name}-val@{_TAG}", model, settings),
     }
+
+
+def _predict(app: App, labels: str, model: str, settings: Settings) -> dict[str, Any]:
+    """Make a snapshot of what a stored model finds, and measure it by the labels. Return what was done, as JSON."""
+    from dataset_cli.demo import story
+
+    with app.out.progress("predicting") as bar:
+        done = api.predict(
+            labels,
+            story.Trained,
+            weights=model,
+            name=_PREDICTED,
+            tags=[_TAG],
+            move_tags=True,
+            replace=True,
+            settings=settings,
+            progress=bar.update,
+        )
+        measured = api.evaluate(done.record.ref, labels, settings=settings, progress=bar.update)
+    match = f"/match/{_PREDICTED}@{_TAG}?with={labels}&score={measured.score:.2g}"
+    objects = f"{counted(done.report.objects, 'object')} in {counted(done.report.predicted, 'image')}"
+    app.out.lines(
+        [
+            f"predict   {_PREDICTED}@{_TAG} is {done.record.ref}: {objects}",
+            f"evaluate  by labels of {labels}: mAP@50 {measured.map_50 or 0:.2f}, mAP@50:95 {measured.map or 0:.2f}",
+            f"compare   predictions beside labels, on the page of dsctl ui: {match}",
+        ]
+    )
+    return {"predicted": done.record.ref, "map": measured.map, "map_50": measured.map_50, "match": match}
 
 
 def _write_picture(app: App, path: Path, data: bytes, text: str) -> str | None:

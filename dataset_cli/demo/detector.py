@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from datacache.core.errors import UsageError
-from datacache.torch import ShardDataset, collate, loader
+from datacache.torch import ShardDataset, SnapshotDataset, collate, loader
 
 STRIDE = 8
 """A place of the heat map is so many pixels wide and high."""
@@ -266,7 +266,7 @@ class Epoch(NamedTuple):
 
 
 def train(
-    dataset: ShardDataset,
+    dataset: ShardDataset | SnapshotDataset,
     *,
     epochs: int | None = None,
     seconds: float | None = 60.0,

@@ -13,6 +13,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from datacache import api
@@ -122,7 +123,27 @@ def get_model(url: str, settings: Settings, device: str = "cpu") -> tuple[Centre
         ref = store.head(key).ref(store_url)
         starts = range(0, ref.size_bytes, _READ_BYTES)
         data = b"".join(store.read(ref, start, min(start + _READ_BYTES, ref.size_bytes)) for start in starts)
-    stored = torch.load(io.BytesIO(data), map_location=device, weights_only=True)
+    return _loaded(io.BytesIO(data), device)
+
+
+def _loaded(file: Any, device: str) -> tuple[CentreNetwork, dict[str, Any]]:
+    stored = torch.load(file, map_location=device, weights_only=True)
     network = CentreNetwork(len(stored["about"]["classes"]))
     network.load_state_dict(stored["weights"])
     return network.to(device, memory_format=torch.channels_last).eval(), stored["about"]
+
+
+class Trained:
+    """A detector that `put_model` has stored, for `dsctl predict --model dataset_cli.demo.story:Trained`: it says its
+    `classes` and the `size` of images that it was trained on."""
+
+    def __init__(self, weights: Path, device: str = "cpu") -> None:
+        self._network, about = _loaded(weights, device)
+        self._device = device
+        self.classes = tuple(about["classes"])
+        self.size = tuple(about["size"])
+
+    def __call__(self, images: list[Any]) -> list[Found]:
+        """Return what is found in each of these arrays of height x width x 3."""
+        pixels = torch.from_numpy(np.stack(images)).to(self._device)
+        return self._network.find(pixels, least=0.01)

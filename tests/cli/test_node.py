@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -304,6 +305,9 @@ def test_the_demo_goes_all_the_way_and_leaves_a_picture_alone(
     training = shown["training"]
     assert training["images"] + training["test_images"] == 20
     assert training["epochs"] >= 1
+    assert 0 <= (training["map"] or 0) <= (training["map_50"] or 0) <= 1
+    assert training["predicted"].startswith("mask-predicted@")
+    assert re.fullmatch(r"/match/mask-predicted@v1\?with=mask-yolo-val@v1&score=[\d.e-]+", training["match"])
     for path in (shown["preview"], training["predictions"]):
         with Image.open(path) as picture:
             assert picture.format == "PNG"
