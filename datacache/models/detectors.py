@@ -82,7 +82,7 @@ def load_detector(
         raise UsageError(f"{name} has {len(own)} classes ({', '.join(own)}), and {len(wanted)} were given")
     names = own if wanted is None else wanted
     if not names:
-        hint = "Give their names in the order of its labels, or give the model an attribute `classes`."
+        hint = "Name them in the order of its labels: --classes FILE, or an attribute `classes` of the model."
         raise UsageError(f"{name} does not say its classes", hint=hint)
     if source.size is not None and size is not None and tuple(size) != source.size:
         text = "{1}x{0}".format(*source.size)

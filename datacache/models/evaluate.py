@@ -191,7 +191,8 @@ def _check_kinds(names: tuple[str, str], labelled: Table, predicted: Table) -> N
     if not labelled.labels:
         raise UsageError(
             f"{against} has neither objects nor labels: nothing can be measured",
-            hint="Name the snapshot with the labels; dsctl stats says what is in one.",
+            hint="Name the snapshot with the labels; dsctl stats says what is in one. "
+            "Where folders are the labels, add --format folders.",
         )
     if has_scores(labelled) and predicted.boxes and not has_scores(predicted):
         raise UsageError(
@@ -271,8 +272,8 @@ class _Chosen:
 
 
 _REASONS: Final = {
-    "only-labelled": "without a place among the predictions",
-    "only-predicted": "without a place among the labels",
+    "only-labelled": "that the predictions lack",
+    "only-predicted": "that the labels lack",
     "unusable": "that cannot be used",
     "other-size": "of another size in the labels",
     "unannotated": "without annotation in the labels",

@@ -107,7 +107,7 @@ def checked(part: Any, shape: Sequence[int], numbering: Numbering) -> Found | Cl
     if len(labels) and (labels.min() < 0 or labels.max() >= len(numbering.of)):
         raise UsageError(
             f"the model returned labels from {labels.min()} to {labels.max()}, expected 0 to {len(numbering.of) - 1}: "
-            f"it has {len(numbering.of)} classes",
+            f"it has {counted(len(numbering.of), 'class', 'classes')}",
             hint=f"Name all of its classes in their order. Where 0 is the background, begin with {BACKGROUND[0]}.",
         )
     _expect_inside(boxes, shape)

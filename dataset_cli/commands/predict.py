@@ -31,7 +31,9 @@ _SHOWN = 20
 @click.option(
     "--as", "name", required=True, type=DatasetName(), help="Name of the new dataset, or of its next version."
 )
-@click.option("--accept", type=click.FloatRange(0, 1), metavar="SCORE", help="Make labels of predictions so sure.")
+@click.option(
+    "--accept", type=click.FloatRange(0, 1), metavar="SCORE", help="Make labels of predictions with this score or more."
+)
 @click.option("--least-score", type=click.FloatRange(0, 1), help="Leave out objects below it (default: 0.05).")
 @click.option("--classes", type=FILE, help="The model's classes, a name a line, where it does not say them.")
 @click.option("--size", metavar="WxH", help="Resize images for a model that does not say what it wants.")
@@ -69,7 +71,7 @@ def predict(
     naming = api.take(options, api.NamingOptions)
     given = {key: value for key, value in options.items() if value not in (None, ())}
     if (model is None) == (accept is None):
-        raise click.UsageError("give --model MODEL, or --accept SCORE for a snapshot of predictions")
+        raise click.UsageError("give either --model MODEL, or --accept SCORE for a snapshot of predictions")
     if accept is not None:
         if given:
             raise click.UsageError(f"--{_option(next(iter(given)))} is for --model")

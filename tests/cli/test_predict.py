@@ -37,8 +37,8 @@ def test_what_cannot_be_meant_is_wrong_usage(dsctl: Dsctl, tmp_path: Path) -> No
     draw_faces(tmp_path, count=1)
     assert dsctl("snapshot", "create", "faces", "--from", tmp_path).code == 0
     for words, said in (
-        ((), "give --model MODEL, or --accept SCORE"),
-        (("--model", FINDER, "--accept", "1"), "give --model MODEL, or --accept SCORE"),
+        ((), "give either --model MODEL, or --accept SCORE"),
+        (("--model", FINDER, "--accept", "1"), "give either --model MODEL, or --accept SCORE"),
         (("--accept", "1", "--batch", "2"), "--batch is for --model"),
         (("--model", FINDER, "--size", "640"), "Write width x height"),
         (("--model", FINDER, "--weights", "nowhere/best.pt"), "nowhere/best.pt"),

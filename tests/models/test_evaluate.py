@@ -233,7 +233,7 @@ def test_without_any_prediction_all_is_missed() -> None:
 @pytest.mark.parametrize(
     ("labels", "guesses", "message", "hint"),
     [
-        ([], [guess("cat")], "labels@v1 has neither objects nor labels", "dsctl stats"),
+        ([], [guess("cat")], "labels@v1 has neither objects nor labels", "--format folders"),
         ([guess("cat")], [box("cat")], "wrong way round", "dsctl evaluate labels@v1 --against guesses@v1"),
     ],
 )
