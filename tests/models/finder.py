@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,17 @@ class Failing(Finder):
         self._calls += 1
         if self._calls == 2 and self._file.exists():
             raise ArithmeticError("the model is confused")
+        return super().__call__(images)
+
+
+class Slow(Finder):
+    """Takes its time, so that a kill finds it at work."""
+
+    def __init__(self, weights: Path) -> None:
+        pass
+
+    def __call__(self, images: list[Any]) -> list[Any]:
+        time.sleep(0.05 * len(images))
         return super().__call__(images)
 
 

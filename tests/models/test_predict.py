@@ -7,9 +7,10 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections import Counter
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -257,21 +258,28 @@ def test_a_prediction_that_another_process_is_at_is_refused(faces: str, settings
 
 
 class Killed:
-    """`dsctl predict` with a model that kills processes, run until nobody is killed any more."""
+    """`dsctl predict` whose processes are killed, run until nobody is killed any more."""
 
-    def __init__(self, folder: Path) -> None:
-        self.kills, self.weights = folder / "kills.json", folder / "weights.bin"
-        self.weights.write_bytes(b"")
+    def __init__(self, folder: Path, model: str = "Killing") -> None:
+        self.kills, self._weights, self._model = folder / "kills.json", folder / "weights.bin", model
+        self._weights.write_bytes(b"")
 
-        self.how: dict[str, Any] = {"cwd": ROOT, "env": os.environ | {"PYTHONPATH": str(ROOT)}}
-
-    def words(self, batch: int) -> list[str]:
+    @contextmanager
+    def running(self, batch: int) -> Iterator[subprocess.Popen[str]]:
         words = [sys.executable, "-m", "dataset_cli", "predict", "faces", "--as", "found", "--json"]
-        words += ["--model", f"{MODEL}:Killing", "--weights", str(self.weights)]
-        return [*words, "--batch", str(batch), "--decoders", "1"]
+        words += ["--model", f"{MODEL}:{self._model}", "--weights", str(self._weights)]
+        words += ["--batch", str(batch), "--decoders", "1"]
+        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        with subprocess.Popen(words, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, **pipes) as process:
+            try:
+                yield process
+            finally:
+                process.kill()  # leaving the block waits for it
 
     def run(self, batch: int) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(self.words(batch), capture_output=True, text=True, timeout=120, check=False, **self.how)
+        with self.running(batch) as process:
+            out, err = process.communicate(timeout=120)
+        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
 @promise("A prediction whose processes are killed goes on when it is run again, and its snapshot is the same")
@@ -303,30 +311,47 @@ def test_whichever_process_is_killed_the_next_run_goes_on_to_the_same_snapshot(
 @pytest.mark.timeout(1800)
 def test_fifty_kills_at_any_moment_lead_to_the_same_snapshot(faces: str, settings: Settings, tmp_path: Path) -> None:
     wanted = predict(faces, settings, name="whole", batch_size=1).record.id
-    killed, draw, kills = Killed(tmp_path), Random(1), Counter[str]()
-    killed.kills.write_text("[]")
-    while kills.total() < 50:
-        process = subprocess.Popen(
-            killed.words(1), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **killed.how
-        )
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(draw.uniform(0.2, 6.0))
-        tree = [process.pid]  # the command, its model's process, and that one's decoder
-        with suppress(OSError):
-            while children := Path(f"/proc/{tree[-1]}/task/{tree[-1]}/children").read_text().split():
-                tree.append(int(children[0]))
-        place = draw.randrange(len(tree))
-        if process.poll() is None:
-            with suppress(ProcessLookupError):
-                os.kill(tree[place], signal.SIGKILL)
-        out, err = process.communicate(timeout=120)
+    killed, draw = Killed(tmp_path, "Slow"), Random(1)
+    kills, whole = Counter[str](), 0
+    for _ in range(100):
+        if kills.total() == 50:
+            break
+        # Of the command, its model's process and that one's decoder: the victim, and what is to be there by then.
+        victim = min(range(3), key=lambda at: kills[_TREE[at]])
+        last, wait_s = draw.randrange(victim, 3), draw.uniform(0, 0.6)
+        with killed.running(1) as process:
+            while len(tree := _tree(process.pid)) <= last and process.poll() is None:
+                time.sleep(0.01)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(wait_s)
+            if process.poll() is None and victim < len(tree):
+                with suppress(ProcessLookupError):
+                    os.kill(tree[victim], signal.SIGKILL)
+            out, err = process.communicate(timeout=120)
         if process.returncode == 0:
+            whole += 1
             assert json.loads(out)["snapshot"]["id"] == wanted
+            continue
+        kills[_TREE[victim]] += 1
+        if victim:
+            assert process.returncode == 1, err
+            assert json.loads(err.splitlines()[-1])["error"]["type"] == "PredictError", err
         else:
-            kills[["command", "model", "decoder"][place]] += 1
-            assert place == 0 or json.loads(err.splitlines()[-1])["error"]["type"] == "PredictError", err
-    assert min(kills.values()) > 5
+            assert process.returncode == -signal.SIGKILL, err
+    assert kills.total() == 50, f"{whole} runs were over too soon"
     assert json.loads(killed.run(1).stdout)["snapshot"]["id"] == wanted
+
+
+_TREE = ("command", "model", "decoder")
+
+
+def _tree(pid: int) -> list[int]:
+    """Return the processes from `pid` down, the first child of each."""
+    tree = [pid]
+    with suppress(OSError):
+        while children := Path(f"/proc/{tree[-1]}/task/{tree[-1]}/children").read_text().split():
+            tree.append(int(children[0]))
+    return tree
 
 
 # --- labels of predictions ------------------------------------------------------------------------------------------
