@@ -3,12 +3,21 @@
 The model computes for a set time an image, on one processor; one decoder resizes photographs to 640×640. "Alone" is the
 larger stage by itself in one process: all images decoded, or the model called for all. The plain loop uses the same
 functions. Times begin when model and images are there, and end with the last result.
+
+`--device cuda` (or `cpu`, to try it) compares images a second on a device instead: `dsctl predict` with one process and
+with two, a loop over PyTorch's DataLoader with the same model, and, where Ultralytics is installed, a YOLO of it beside
+its own `predict`. The GPU's utilisation is nvidia-smi's, from its first sample at work to the last.
 """
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
+import subprocess
 import time
+from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -17,6 +26,7 @@ import numpy as np
 import simplejpeg
 
 from benchmarks.harness import Home, ResultTable, benchmark, ratio, rounds_of
+from datacache.core.cores import cores
 from datacache.core.errors import CacheError
 from datacache.core.joblog import JobLog
 from datacache.loaders.decode import decode_rgb
@@ -48,13 +58,16 @@ class SetCost:
 
 
 def main() -> None:
-    with benchmark(__doc__, images=(500, 24), factors=[3.0, 1.0, 0.33], rounds=(2, 1)) as (args, work):
+    with benchmark(__doc__, images=(500, 24), factors=[3.0, 1.0, 0.33], rounds=(2, 1), device="") as (args, work):
         folder = work.folder("images")
         make_photographs(folder, args.images)
         home = work.home("home")
         home.snapshot("photographs", folder, warm=True)
         with home.environment():
-            measure(home, work.folder("models"), args.images, args.factors, args.rounds)
+            if args.device:
+                measure_device(home, folder, args.device, args.images)
+            else:
+                measure(home, work.folder("models"), args.images, args.factors, args.rounds)
 
 
 def make_photographs(folder: Path, count: int) -> None:
@@ -138,6 +151,129 @@ def measure(home: Home, models: Path, images: int, factors: list[float], rounds:
                 ratio(times["plain"], times["ours"]),
             )
         table.print()
+
+
+# --- on a device ----------------------------------------------------------------------------------------------------
+
+BATCH = 16
+
+
+def convolutions() -> Any:
+    """Return a network of about as many operations as a small detector has."""
+    import torch
+
+    class Net(torch.nn.Module):
+        classes = ("face",)
+        size = (SIDE, SIDE)
+
+        def __init__(self) -> None:
+            super().__init__()
+            widths = (3, 32, 64, 128, 256, 512)
+            layers = [torch.nn.Conv2d(a, b, 3, 2, 1) for a, b in itertools.pairwise(widths)]
+            same = [torch.nn.Conv2d(b, b, 3, 1, 1) for b in widths[1:]]
+            pairs = zip(layers, same, strict=True)
+            self.layers = torch.nn.Sequential(*(part for pair in pairs for part in (*pair, torch.nn.ReLU())))
+
+        def forward(self, images: Any) -> Any:
+            scores = self.layers(images).mean((1, 2, 3)).sigmoid().reshape(-1, 1)
+            boxes = torch.tensor([10.0, 10.0, 100.0, 100.0], device=images.device).expand(len(images), 1, 4)
+            return boxes, torch.zeros_like(scores, dtype=torch.int64), scores
+
+    return Net()
+
+
+def yolo() -> Any:
+    """Return a YOLO of Ultralytics without trained weights: its speed is the same."""
+    from ultralytics import YOLO
+
+    return YOLO("yolov8s.yaml")
+
+
+def measure_device(home: Home, folder: Path, device: str, images: int) -> None:
+    """Compare images a second, and how much of the time a GPU is at work."""
+    table = ResultTable(f"{images:,} JPEGs of 1280×960 on {device}", "", "images/s", "GPU at work")
+
+    def ours(model: str, processes: int) -> float:
+        done = home.dsctl(
+            *("predict", "photographs", "--model", f"benchmarks.predict:{model}", "--device", device, "--as", "found"),
+            *("--json", "--batch", str(BATCH), "--processes", str(processes)),
+        )
+        return float(json.loads(done)["report"]["seconds"])
+
+    def row(name: str, action: Any, *arguments: Any) -> None:
+        with utilisation(device) as samples:
+            seconds = action(*arguments)
+        used = [at for at, percent in enumerate(samples) if percent]
+        at_work = samples[used[0] : used[-1] + 1] if used else []
+        table.row(name, images / seconds, f"{sum(at_work) / len(at_work):.0f} %" if at_work else "")
+
+    for processes in (1, 2):
+        row(f"dsctl predict, --processes {processes}", ours, "convolutions", processes)
+    row("a loop over PyTorch's DataLoader", plain_loader, folder, device)
+    if find_spec("ultralytics"):
+        for processes in (1, 2):
+            row(f"dsctl predict, YOLO, --processes {processes}", ours, "yolo", processes)
+        row("YOLO's own predict", own_predict, folder, device)
+    table.print()
+
+
+@contextlib.contextmanager
+def utilisation(device: str) -> Iterator[list[float]]:
+    """Collect a GPU's utilisation in percent, five times a second; nothing of a processor. Read it at the end."""
+    samples: list[float] = []
+    if not device.startswith("cuda"):
+        yield samples
+        return
+    query = ["nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits", "-lms", "200"]
+    query += ["-i", device.partition(":")[2] or "0"]
+    with subprocess.Popen(query, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield samples
+        finally:
+            process.terminate()
+            samples += map(float, process.communicate()[0].split())
+
+
+class Photographs:
+    """A dataset of PyTorch of the files of a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._paths = sorted(folder.iterdir())
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def __getitem__(self, at: int) -> Any:
+        return decode_rgb(self._paths[at].read_bytes(), "", (SIDE, SIDE))[0]
+
+
+def plain_loader(folder: Path, device: str) -> float:
+    """Return the seconds of the loop that people write."""
+    import torch
+    from torch.utils.data import DataLoader
+
+    model = convolutions().to(device).eval()
+    dataset: Any = Photographs(folder)
+    workers = {"num_workers": max(1, cores() - 1), "pin_memory": device.startswith("cuda")}
+    found = []
+    began = time.perf_counter()
+    with torch.no_grad():
+        for batch in DataLoader(dataset, batch_size=BATCH, **workers):
+            moved = batch.to(device, non_blocking=True).permute(0, 3, 1, 2).float() / 255
+            found += [part.tolist() for part in model(moved)]
+    return time.perf_counter() - began
+
+
+def own_predict(folder: Path, device: str) -> float:
+    """Return the seconds of Ultralytics' own loop over the files."""
+    model = yolo()
+    began = time.perf_counter()
+    for found in model.predict(str(folder), stream=True, batch=BATCH, device=device, conf=0.05, verbose=False):
+        found.boxes.data.tolist()
+    return time.perf_counter() - began
+
+
+# --- alone ----------------------------------------------------------------------------------------------------------
 
 
 def decode_all(snapshot: Snapshot, paths: list[str]) -> None:
