@@ -235,9 +235,13 @@ def _run_module(module: Any, device: str, *, takes_list: bool | None = None) -> 
         text = f"the model cannot go to the device {device}: {str(exc).partition(_LINE)[0]}"
         raise UsageError(text, hint="Choose the device cpu.") from exc
 
+    pinned = device.startswith("cuda")  # the copy of an image goes on while the next one is put in pinned memory
+
     def run(images: list[NDArray[np.uint8]], sized: bool) -> Any:
-        tensors = [torch.from_numpy(np.ascontiguousarray(image)).to(device) for image in images]
-        tensors = [tensor.permute(2, 0, 1).float() / 255 for tensor in tensors]
+        tensors = [torch.from_numpy(np.ascontiguousarray(image)) for image in images]
+        if pinned:
+            tensors = [tensor.pin_memory().to(device, non_blocking=True) for tensor in tensors]
+        tensors = [tensor.to(device).permute(2, 0, 1).float() / 255 for tensor in tensors]
         as_list = not sized if takes_list is None else takes_list
         with torch.no_grad():
             return module(tensors if as_list else torch.stack(tensors))
