@@ -14,6 +14,7 @@ from PIL import Image
 from datacache import api
 from datacache.settings import Settings
 from datacache.web import comparisons
+from tests.models.finder import Finder, Sorter
 from tests.web.client import Answer
 from tests.web.conftest import Site, make, opened_site, restricted, write_coco
 from tests.web.test_pages import HOSTILE, Read
@@ -212,6 +213,31 @@ def predictions(settings: Settings, tmp_path: Path, versions: tuple[str, str]) -
         entry["score"] = score
     (folder / "coco.json").write_text(json.dumps(content))
     return versions[0], api.create_snapshot("guesses", folder.as_uri(), settings=settings, copy=True).ref
+
+
+def test_what_a_model_has_predicted_is_matched_with_the_images_it_was_given(
+    site: Site, settings: Settings, versions: tuple[str, str]
+) -> None:
+    found = api.predict(versions[0], Finder(), name="found", settings=settings, decoders=0).record.ref
+    answer = site.get(f"/compare/{found}")
+    assert answer.status == 303
+    leads_to = urlsplit(answer.header("location"))
+    assert (leads_to.path, parse_qs(leads_to.query)) == (f"/match/{found}", {"with": [versions[0]]})
+    taken = api.accept_predictions(found, name="taken", least_score=0, settings=settings).record.ref
+    assert site.get(f"/compare/{taken}").status == 200  # of labels nothing says what they are to be compared with
+
+
+def test_predicted_labels_of_whole_images_are_said_to_be_measured_elsewhere(
+    site: Site, settings: Settings, versions: tuple[str, str]
+) -> None:
+    first, second = (
+        api.predict(ref, Sorter(), name=f"sorted-{number}", settings=settings, decoders=0).record.ref
+        for number, ref in enumerate(versions)
+    )
+    assert (
+        "labels of whole images are measured by dsctl evaluate"
+        in told(site.get(f"/match/{second}?with={first}")).lower()
+    )
 
 
 def test_predictions_are_matched_with_labels(site: Site, predictions: tuple[str, str]) -> None:

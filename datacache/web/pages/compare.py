@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
@@ -11,7 +12,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from datacache import api
-from datacache.core.errors import PathNotFoundError, UsageError
+from datacache.core.errors import PathNotFoundError, SnapshotNotFoundError, UsageError
 from datacache.web.addresses import address, asked_of
 from datacache.web.comparisons import COLOURS, GREY, Comparing, Comparisons, Limits, Pair
 from datacache.web.opened import Shown
@@ -73,6 +74,8 @@ class Compare:
         record = site.record(request.path_params["ref"])
         asked = dict(asked_of(request.scope["query_string"]))
         if not asked.get("with") and _parent(site, record) is None:
+            if (images := _predicted_on(site, record)) is not None:
+                return RedirectResponse(address("match", record.ref, [("with", images.ref)]), 303)
             values: dict[str, Any] = {"record": record, "choices": _choices(site, record), "asked": asked}
             return render(request, "compare_with.html", **values)
         return self._page(site, request, record, "compare")
@@ -210,6 +213,16 @@ def routes(site: Site) -> list[Route]:
 def _parent(site: Site, record: api.SnapshotRecord) -> api.SnapshotRecord | None:
     """Return the version before one, if it is still there."""
     return site.catalog.snapshot(record.dataset, record.parent) if record.parent else None
+
+
+def _predicted_on(site: Site, record: api.SnapshotRecord) -> api.SnapshotRecord | None:
+    """Return the version on whose images a model has predicted this one, if it is still there and may be seen."""
+    made = record.lineage
+    if made is None or made.command != "predict" or "model" not in made.parameters:
+        return None
+    with suppress(SnapshotNotFoundError):
+        return site.record(made.inputs[0])
+    return None
 
 
 def _colours(shown: tuple[Shown, Shown]) -> dict[str, tuple[int, int, int]]:
