@@ -148,6 +148,24 @@ class Size(click.ParamType[int]):
             raise click.UsageError(f"{param.opts[0] if param is not None else 'size'}: {exc}", context) from exc
 
 
+class ImageSize(click.ParamType[tuple[int, int] | None]):
+    """`WIDTHxHEIGHT` in pixels."""
+
+    name = "WxH"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, _context: click.Context | None
+    ) -> tuple[int, int] | None:
+        """Return height and width."""
+        try:
+            return api.height_and_width(value.lower())
+        except UsageError as exc:
+            option = param.opts[0] if param is not None else "size"
+            raise UsageError(
+                f"{option}: {value!r} is no size", hint=f"Write width x height in pixels: {option} 640x480."
+            ) from exc
+
+
 def _completions(incomplete: str, *, with_versions: bool) -> list[CompletionItem]:
     name, at, _version = incomplete.partition("@")
     try:

@@ -162,6 +162,7 @@ if TYPE_CHECKING:
     from datacache.imports.videos.frames import FramesProgress as FramesProgress
     from datacache.imports.videos.frames import ImportedFrames as ImportedFrames
     from datacache.loaders import processes as _processes
+    from datacache.loaders.decode import height_and_width as height_and_width
     from datacache.loaders.tasks.images import MarkingQueue as MarkingQueue
     from datacache.loaders.tasks.images import QueuedImage as QueuedImage
     from datacache.loaders.tasks.images import QueueProgress as QueueProgress

@@ -37,7 +37,8 @@ def evaluate(
     object. Images without annotation among the labels are left out, unless `keep_unannotated` says that nothing is on
     them. `reading` is of the labels. `UsageError` where nothing can be compared.
     """
-    from datacache.models.evaluate import evaluate_tables, read_ranked_labels
+    from datacache.models.evaluate import evaluate_tables
+    from datacache.models.predicting.snapshots import read_scores
 
     with ExitStack() as opened:
         one, labelled = opened.enter_context(open_annotations(against, settings=settings, progress=progress, **reading))
@@ -50,7 +51,7 @@ def evaluate(
             score=score,
             worst=worst,
             keep_unannotated=keep_unannotated,
-            read_ranked=lambda: read_ranked_labels(two),
+            read_ranked=lambda: read_scores(two),
             progress=progress,
         )
 

@@ -32,8 +32,8 @@ class PredictKeywords(NamingOptions, total=False):
     threads: int | None
     """PyTorch's on the processor, of each of these."""
     classes: Sequence[str] | None
-    size: tuple[int, int] | None
-    """Height and width."""
+    size: tuple[int, int] | int | str | None
+    """Height and width, or as the datasets of `datacache.torch` take it."""
     batch_size: int
     least_score: float
     split: str

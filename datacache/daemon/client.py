@@ -153,11 +153,13 @@ class DaemonClient:
         *,
         span: tuple[int, int] | None = None,
         broken: bool = False,
+        into: memoryview | None = None,
     ) -> memoryview:
-        """Return the bytes of a block, or of a span of it, fetched if need be. Raises the store's errors, and
-        `DaemonUnavailableError` if there is no daemon and none can be started."""
+        """Return the bytes of a block, or of a span of it, fetched if need be: received `into` a buffer, of which the
+        result then is a view. Raises the store's errors, and `DaemonUnavailableError` if there is no daemon and none
+        can be started."""
         mode, spans = Mode.BROKEN if broken else Mode.READ, () if span is None else (span,)
-        request = BlocksRequest([(ref, number)], dataset, snapshot, mode, spans)
+        request = BlocksRequest([(ref, number)], dataset, snapshot, mode, spans, into)
 
         def ask() -> memoryview:
             [found] = self._ask_until(request)

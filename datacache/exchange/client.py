@@ -114,7 +114,9 @@ class Connection:
         start, stop = request.span(at)
         length, sum_bytes = stop - start, SUM_BYTES if request.mode.of_a_node else 0
         answer = self._expected(
-            self.frames.receive(most_bytes=max(length, _MOST_ERROR_BYTES), head_bytes=sum_bytes, body_bytes=length)
+            self.frames.receive(
+                most_bytes=max(length, _MOST_ERROR_BYTES), head_bytes=sum_bytes, body_bytes=length, into=request.into
+            )
         )
         if answer.kind in (Kind.BUSY, Kind.ABSENT, Kind.WAIT):
             return answer

@@ -205,13 +205,17 @@ class FrameSocket:
                     sent = 0
             parts = rest
 
-    def receive(self, *, most_bytes: int, head_bytes: int = 0, body_bytes: int = 0) -> Frame:
+    def receive(
+        self, *, most_bytes: int, head_bytes: int = 0, body_bytes: int = 0, into: memoryview | None = None
+    ) -> Frame:
         """Return the next frame. `head_bytes` and `body_bytes` are those of the likely one, which is received without
-        a copy. `FrameError` for one whose body is longer than `most_bytes`; `ConnectionResetError` at the end."""
+        a copy: `into` a buffer of `body_bytes`, if there is one. `FrameError` for one whose body is longer than
+        `most_bytes`; `ConnectionResetError` at the end."""
         if not (body_bytes or self._left):  # a request, most likely: header and body in one call
             first_bytes = bytearray(_AT_ONCE_BYTES)
             self._left = memoryview(first_bytes)[: self._some([first_bytes])]
-        start, body = bytearray(HEADER.size + head_bytes), bytearray(body_bytes)
+        start = bytearray(HEADER.size + head_bytes)
+        body: memoryview | bytearray = bytearray(body_bytes) if into is None else into
         got = 0
         while True:
             got += self._some([memoryview(start)[got:], body])

@@ -53,6 +53,9 @@ class BlocksRequest:
     snapshot: str
     mode: Mode
     spans: Sequence[tuple[int, int]] = ()
+    into: memoryview | None = None
+    """Where to receive a single block, or its span, of exactly this length; nothing that is sent. After an error, or an
+    answer that has no bytes, it may hold anything."""
 
     def span(self, at: int) -> tuple[int, int]:
         """Return what is wanted of the block at a position."""

@@ -8,12 +8,10 @@ bytes leaves it.
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from operator import index
 from typing import Any
 
 import numpy as np
@@ -23,7 +21,7 @@ from torch.nn.functional import interpolate
 from torch.utils.data import Dataset, get_worker_info
 
 from datacache.core.errors import DatacacheError, UsageError
-from datacache.loaders.decode import MAX_SIDE, Size, decode_rgb
+from datacache.loaders.decode import Size, decode_rgb, height_and_width
 from datacache.loaders.packed import EmptyBatch, PackedBatch, empty, pack_targets
 from datacache.loaders.source import Read, SampleOptions, SampleSource
 from datacache.loaders.tuning import clock as timing
@@ -62,7 +60,7 @@ class Options(SampleOptions):
     @cached_property
     def resized(self) -> Size | None:
         """Return what `size` means. Raise `UsageError` if it is no size."""
-        return _height_and_width(self.size)
+        return height_and_width(self.size)
 
 
 class SampleDataset(SampleSource, Dataset):
@@ -205,25 +203,6 @@ class SampleDataset(SampleSource, Dataset):
         if not int(self._skipped[number]):
             log.warning("a sample is left out, and so will be others like it: %s", error)
         self._skipped[number] += 1
-
-
-def _height_and_width(size: Any) -> Size | None:
-    """Return what `size=` means: a number is both. Raise `UsageError` for what is no size."""
-    if size is None:
-        return None
-    sides: Any = (size, size) if isinstance(size, (int, np.integer)) else size
-    if isinstance(size, str) and (text := re.fullmatch(r"([0-9]{1,9})x([0-9]{1,9})", size)):
-        sides = int(text[2]), int(text[1])
-    try:
-        height, width = sides
-        found = index(height), index(width)
-    except (TypeError, ValueError):
-        found = 0, 0
-    if isinstance(size, bool) or min(found) < 1 or max(found) > MAX_SIDE:
-        raise UsageError(
-            f"size={size!r}", hint='Height and width in pixels: size=(480, 640), 224 for both, or "640x480".'
-        )
-    return found
 
 
 def _scaled(target: Any, own: Size, size: Size) -> Any:

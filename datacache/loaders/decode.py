@@ -6,7 +6,9 @@ Used by the datasets and by whoever wants the same pixels elsewhere. JPEGs go th
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -15,12 +17,31 @@ from numpy.typing import NDArray
 
 from datacache.annotations.image_header import read_header
 from datacache.conversion.images import Picture, decode, turned
-from datacache.core.errors import AnnotationError, BrokenImageError
+from datacache.core.errors import AnnotationError, BrokenImageError, UsageError
 
 Size = tuple[int, int]
 """Height and width."""
 MAX_SIDE = 2**16
 """Of what images can be resized to: far beyond anything a training takes."""
+
+
+def height_and_width(size: Any) -> Size | None:
+    """Return what `size=` means: a number is both. Raise `UsageError` for what is no size."""
+    if size is None:
+        return None
+    sides: Any = (size, size) if isinstance(size, (int, np.integer)) else size
+    if isinstance(size, str) and (text := re.fullmatch(r"([0-9]{1,9})x([0-9]{1,9})", size)):
+        sides = int(text[2]), int(text[1])
+    try:
+        height, width = sides
+        found = index(height), index(width)
+    except (TypeError, ValueError):
+        found = 0, 0
+    if isinstance(size, bool) or min(found) < 1 or max(found) > MAX_SIDE:
+        raise UsageError(
+            f"size={size!r}", hint='Height and width in pixels: size=(480, 640), 224 for both, or "640x480".'
+        )
+    return found
 
 
 def decode_rgb(

@@ -40,8 +40,14 @@ class BestScore(NamedTuple):
     @property
     def f1(self) -> float:
         """Return the harmonic mean."""
-        both = self.precision + self.recall
-        return 2 * self.precision * self.recall / both if both else 0.0
+        return f1_of(self.precision, self.recall) or 0.0
+
+
+def f1_of(precision: float | None, recall: float | None) -> float | None:
+    """Return the harmonic mean of both; None where one of them cannot be said."""
+    if precision is None or recall is None:
+        return None
+    return 2 * precision * recall / (precision + recall) if precision + recall else 0.0
 
 
 class DetectionScores(NamedTuple):

@@ -35,6 +35,8 @@ from datacache.models.outputs import LEAST_SCORE, Classified, Found, Numbering, 
 __all__ = ["Classified", "Detector", "Found", "load_detector"]
 
 _LINE: Final = "\n"
+_MOST_CLASSES: Final = 1_000_000
+_EXPORT: Final = "Export the model again."
 _SPELLED: Final = "MODULE:CALLABLE, or a file: *.onnx for ONNX Runtime, *.torchscript, *.ts or *.pt for TorchScript"
 
 
@@ -212,7 +214,13 @@ def _wrap(model: Any, device: str) -> _Source:
 def _names(names: Any) -> tuple[str, ...] | None:
     """Return a list of classes, or a dict from numbers to them, as a tuple; None for anything else."""
     if isinstance(names, Mapping) and names:
-        named = {int(number): str(name) for number, name in names.items()}
+        try:
+            named = {int(number): str(name) for number, name in names.items()}
+        except (TypeError, ValueError):
+            named = {}
+        if not named or min(named) < 0 or max(named) >= _MOST_CLASSES:
+            hint = "Expected: a list of names, or a dict from 0, 1, … to them."
+            raise UsageError("the model's names do not number its classes", hint=hint)
         return tuple(named.get(number, str(number)) for number in range(max(named) + 1))
     return tuple(map(str, names)) if isinstance(names, list | tuple) and names else None
 
@@ -276,11 +284,33 @@ def _open_torchscript(path: Path, device: str) -> _Source:
             hint="Weights alone go with the class they are of: --model MODULE:CALLABLE --weights FILE, which for "
             "Ultralytics is --model ultralytics:YOLO.",
         ) from exc
-    about = json.loads(extra["config.txt"] or b"{}")
+    about = _told_by(path, lambda: dict(json.loads(extra["config.txt"] or b"{}")))
     size = about.get("imgsz")
-    takes_list = str(module.forward.schema.arguments[1].type).startswith("List")
-    run = _run_module(module, device, takes_list=takes_list)
-    return _Source(path.name, run, _names(about.get("names")), tuple(size) if size else None)
+    if size is not None:
+        height, width = size if isinstance(size, list) and len(size) == 2 else (size, size)
+        if not (type(height) is type(width) is int and min(height, width) > 0):
+            raise UsageError(f"{path} says that it takes images of {size!r}", hint=_EXPORT)
+        size = height, width
+    schema = getattr(getattr(module, "forward", None), "schema", None)
+    if schema is None or len(schema.arguments) < 2:
+        raise UsageError(f"{path} has no `forward` that takes images", hint="Script a model that has one.")
+    run = _run_module(module, device, takes_list=str(schema.arguments[1].type).startswith("List"))
+    return _Source(path.name, run, _told_names(path, about.get("names")), size)
+
+
+def _told_by(path: Path, read: Callable[[], Any]) -> Any:
+    """Return what a model's file says of itself. `UsageError` where that cannot be read."""
+    try:
+        return read()
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError) as exc:
+        raise UsageError(f"{path} says of itself what cannot be read: {exc}", hint=_EXPORT) from exc
+
+
+def _told_names(path: Path, names: Any) -> tuple[str, ...] | None:
+    try:
+        return _names(names)
+    except UsageError as exc:
+        raise UsageError(f"{path}: {exc.message}", hint=_EXPORT) from exc
 
 
 def _need(module: str) -> Any:
@@ -308,11 +338,13 @@ def _open_onnx(path: Path, device: str) -> _Source:
         session = runtime.InferenceSession(str(path), options, providers=[where])
     except Exception as exc:
         raise UsageError(f"{path} is no model that ONNX Runtime can run: {exc}") from exc
+    if not session.get_inputs():
+        raise UsageError(f"{path} takes nothing", hint="Expected: one input of images.")
     entry, *more = session.get_inputs()
     dtype = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(uint8)": np.uint8}.get(entry.type)
     sides = {"first": entry.shape[-2:], "last": entry.shape[-3:-1]}
     channels = next((at for at, side in (("first", -3), ("last", -1)) if entry.shape[side:][:1] == [3]), None)
-    if more or channels is None or dtype is None or len(entry.shape) > 4:
+    if more or channels is None or dtype is None or len(entry.shape) > 4 or 0 in entry.shape:
         told = ", ".join(f"{each.name}: {each.type} of {each.shape}" for each in (entry, *more))
         hint = "Expected: one input of images, 3 x height x width or height x width x 3, of floats or uint8."
         raise UsageError(f"{path} takes {told}", hint=hint)
@@ -337,7 +369,8 @@ def _open_onnx(path: Path, device: str) -> _Source:
             answers += per_image(_named(outputs, values), len(pixels))
         return answers[: len(images)]
 
-    return _Source(path.name, run, _names(ast.literal_eval(about["names"])) if "names" in about else None, size)
+    names = _told_by(path, lambda: ast.literal_eval(about["names"])) if "names" in about else None
+    return _Source(path.name, run, _told_names(path, names), size)
 
 
 def _named(names: Sequence[str], values: Sequence[NDArray[Any]]) -> Any:

@@ -10,7 +10,6 @@ Reached through `datacache.api.evaluate`. One thread a call.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -30,8 +29,7 @@ from datacache.annotations.table.table import Table
 from datacache.annotations.table.together import RangePair, together
 from datacache.core.counters import count
 from datacache.core.errors import UsageError
-from datacache.models.average_precision import BestScore, DetectionCounter, DetectionScores, mean_of
-from datacache.reader.snapshot import Snapshot
+from datacache.models.average_precision import BestScore, DetectionCounter, DetectionScores, f1_of, mean_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -39,7 +37,6 @@ if TYPE_CHECKING:
 Progress = Callable[[str, int, int], None]
 RankedLabels = Mapping[str, Sequence[tuple[str, float]]]
 """Of each image that was classified: labels and scores, the likeliest first."""
-_METADATA: Final = "metadata.jsonl"
 _TOP: Final = 5
 
 
@@ -72,7 +69,7 @@ class ClassScores(NamedTuple):
     @property
     def f1(self) -> float | None:
         """Return the harmonic mean of precision and recall."""
-        return _f1(self.precision, self.recall)
+        return f1_of(self.precision, self.recall)
 
 
 class Confusion(NamedTuple):
@@ -136,7 +133,7 @@ class Evaluation:
     @property
     def f1(self) -> float | None:
         """Return the harmonic mean of precision and recall."""
-        return _f1(self.precision, self.recall)
+        return f1_of(self.precision, self.recall)
 
     @property
     def map(self) -> float | None:
@@ -412,19 +409,6 @@ def _listed(labels: Sequence[str], most: int = 5) -> str:
     return f"the {'class' if len(labels) == 1 else 'classes'} {names}{more}"
 
 
-def read_ranked_labels(snapshot: Snapshot) -> RankedLabels:
-    """Return the `scores` of images in the `metadata.jsonl` of a snapshot, as `dsctl predict` writes them."""
-    found: dict[str, list[tuple[str, float]]] = {}
-    for line in snapshot.read(_METADATA).splitlines() if _METADATA in snapshot else ():
-        try:
-            said = json.loads(line)
-            scores = ((str(label), float(score)) for label, score in said["scores"].items())
-            found[str(said["file_name"])] = sorted(scores, key=lambda each: -each[1])
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-            continue  # of something else than predictions
-    return found
-
-
 def _evaluate_labels(
     chosen: _Chosen, ranked: RankedLabels, *, iou: float, score: float, worst: int, progress: Progress
 ) -> Evaluation:
@@ -496,12 +480,6 @@ def _evaluate_labels(
         curves={},
         warnings=_warnings(chosen, labels, counts, scored=True),
     )
-
-
-def _f1(precision: float | None, recall: float | None) -> float | None:
-    if precision is None or recall is None:
-        return None
-    return 2 * precision * recall / (precision + recall) if precision + recall else 0.0
 
 
 def _best_json(best: BestScore | None) -> dict[str, float] | None:

@@ -68,7 +68,10 @@ def per_image(output: Any, count: int) -> list[Any]:
         output = _fields(output)
     if isinstance(output, tuple) and len(output) == 3 and all(map(_is_array, output)):
         boxes, labels, scores = map(as_array, output)
-        output = [(boxes, labels, scores)] if boxes.ndim == 2 else list(zip(boxes, labels, scores, strict=False))
+        if boxes.ndim == 2:
+            output = [(boxes, labels, scores)]
+        elif boxes.ndim == 3 and len(boxes) == len(labels) == len(scores):
+            output = list(zip(boxes, labels, scores, strict=True))
     elif _is_array(output):
         array = as_array(output)
         output = [array] if array.ndim == 1 else list(array)
@@ -89,19 +92,18 @@ def checked(part: Any, shape: Sequence[int], numbering: Numbering) -> Found | Cl
     """
     boxes, labels, scores = (None if each is None else as_array(each) for each in _told(part, len(numbering.of)))
     assert scores is not None
-    if not np.issubdtype(scores.dtype, np.number) or not np.isfinite(scores).all():
-        raise UsageError("the model returned scores that are no finite numbers")
+    _expect_numbers("scores", scores)
     if boxes is None or labels is None:
         return _classified(scores, numbering)
     if boxes.shape != (len(boxes), 4) and boxes.size:
         raise UsageError(f"the model returned boxes of shape {boxes.shape}, expected (n, 4): x1, y1, x2, y2 in pixels")
+    _expect_numbers("boxes with edges", boxes)
     boxes = boxes.reshape(-1, 4).astype(np.float32)
     if labels.shape != (len(boxes),) or scores.shape != (len(boxes),):
         text = f"the model returned {len(boxes)} boxes with labels of shape {labels.shape} and scores of {scores.shape}"
         raise UsageError(text, hint="Expected: one label and one score for each box.")
+    _expect_numbers("labels", labels, whole=True)
     labels, scores = labels.astype(np.int64), scores.astype(np.float32)
-    if not np.isfinite(boxes).all():
-        raise UsageError("the model returned boxes with edges that are no finite numbers")
     if len(scores) and (scores.min() < 0 or scores.max() > 1):
         raise UsageError(f"the model returned scores from {scores.min():g} to {scores.max():g}, expected 0 to 1")
     if len(labels) and (labels.min() < 0 or labels.max() >= len(numbering.of)):
@@ -119,7 +121,21 @@ def checked(part: Any, shape: Sequence[int], numbering: Numbering) -> Found | Cl
 
 def as_array(values: Any) -> NDArray[Any]:
     """Return an array or a tensor of any device as one of numpy's."""
-    return np.asarray(values.detach().cpu() if hasattr(values, "detach") else values)
+    if hasattr(values, "detach"):
+        values = values.detach().cpu()
+        if str(values.dtype) == "torch.bfloat16":  # which NumPy has not
+            values = values.float()
+    return np.asarray(values)
+
+
+def _expect_numbers(what: str, values: NDArray[Any], *, whole: bool = False) -> None:
+    """Raise for texts, objects and complex numbers, for what is infinite or not a number, and for fractions where
+    `whole` numbers are meant: casts take all of these for some other number."""
+    if values.dtype.kind not in "biuf" or not np.isfinite(values).all():
+        raise UsageError(f"the model returned {what} that are no finite numbers")
+    if whole and values.dtype.kind == "f" and (values != np.floor(values)).any():
+        hint = "Are these scores? A label is the position of a class."
+        raise UsageError(f"the model returned {what} that are no whole numbers", hint=hint)
 
 
 def _is_array(value: Any) -> bool:

@@ -19,7 +19,6 @@ import os
 import re
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeGuard
@@ -85,7 +84,10 @@ class SnapshotWeights:
 
     def read_into(self, start: int, out: memoryview) -> None:
         """See `WeightsFile`. Raises the store's errors."""
-        _copy(out, self._rows.read_row(self._row, start, start + len(out)))
+        data = memoryview(self._rows.read_row(self._row, start, start + len(out), out))
+        if data.obj is not out.obj:
+            # numpy's copy lets other threads run.
+            np.copyto(np.frombuffer(out, np.uint8), np.frombuffer(data, np.uint8))
         if next(self._reads) % _READS_MAPPED == 0:
             self._rows.unmap_pages()  # else the process has the cached file in its memory, too
 
@@ -185,7 +187,7 @@ def load_tensors(file: WeightsFile, device: Any = "cpu", backend: Backend = "mma
         if mapped is not None:
             data = torch.frombuffer(mapped, dtype=torch.uint8)[header.size_bytes :]
         else:
-            memory = _memory(data_bytes)
+            memory = mmap.mmap(-1, max(1, data_bytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             _read_all(file, header.size_bytes, memoryview(memory)[:data_bytes])
             data = torch.frombuffer(memory, dtype=torch.uint8)[:data_bytes]
     else:
@@ -232,14 +234,6 @@ def _pieces(start: int, stop: int) -> Iterator[tuple[int, int]]:
     """Cut a range of a file where its blocks end."""
     ends = [*range((start // BLOCK_BYTES + 1) * BLOCK_BYTES, stop, BLOCK_BYTES), stop]
     return itertools.pairwise([start, *ends]) if start < stop else iter(())
-
-
-def _memory(size_bytes: int) -> mmap.mmap:
-    """Return memory of this process that the kernel gives in large pages, if it has such."""
-    memory = mmap.mmap(-1, max(1, size_bytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with suppress(OSError):
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return memory
 
 
 def _tensor(data: torch.Tensor, info: TensorInfo) -> torch.Tensor:
@@ -309,10 +303,6 @@ def _read(file: WeightsFile, start: int, stop: int) -> bytes:
     out = bytearray(stop - start)
     _read_all(file, start, memoryview(out))
     return bytes(out)
-
-
-def _copy(out: memoryview, data: bytes | memoryview) -> None:
-    np.copyto(np.frombuffer(out, np.uint8), np.frombuffer(data, np.uint8))  # which lets other threads run
 
 
 def _wrong(file: WeightsFile, what: str) -> WeightsError:

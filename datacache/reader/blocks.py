@@ -59,8 +59,11 @@ class DaemonBlocks:
         self._dataset, self._snapshot = dataset, snapshot
         self._warned = False
 
-    def read(self, ref: ObjectRef, number: int, start: int, stop: int) -> memoryview | None:
-        """See `BlockSource`. None also if the daemon is away or may not read the store."""
+    def read(
+        self, ref: ObjectRef, number: int, start: int, stop: int, into: memoryview | None = None
+    ) -> memoryview | None:
+        """See `BlockSource`. None also if the daemon is away or may not read the store. What it sends is received
+        `into` a buffer, if there is one, and the result a view of that."""
         if ref.store.startswith("memory://"):  # only this process has it
             return None
         local, block = self._local, block_id(object_id(ref), number)
@@ -75,7 +78,9 @@ class DaemonBlocks:
             local.counters.count(BROKEN_BLOCKS)
         local.counters.miss(stop - start)
         try:
-            data = self._client.block(ref, number, self._dataset, self._snapshot, span=(start, stop), broken=broken)
+            data = self._client.block(
+                ref, number, self._dataset, self._snapshot, span=(start, stop), broken=broken, into=into
+            )
         except (StoreAccessError, CorruptManifestError):
             # The daemon may have been started without the credentials, or with another catalog, than this process has.
             return None
@@ -186,22 +191,21 @@ class NodeBlocks:
         stores = stores_with_packs(settings, load_blobs) if snapshot else Stores(settings)
         self._store = StoreBlocks(stores, self.local)
         self._daemon: DaemonBlocks | None = None
-        self._chain: tuple[BlockSource, ...] = (self.local, self._store)
         if not direct:
             client = DaemonClient(settings, prepare=import_store_clients)
             self._daemon = DaemonBlocks(client, self.local, dataset, snapshot)
-            self._chain = (self.local, self._daemon, self._store)
             if not settings.bypass_local and not client.beats() and self.local.any_unchecked():
                 with contextlib.suppress(DaemonError):
                     client.start_soon()  # to check what a killed one left: where all is here no read starts one
 
-    def read(self, ref: ObjectRef, number: int, start: int, stop: int) -> memoryview | bytes:
-        """See `BlockSource`; the store's answer is the last."""
-        for source in self._chain:
-            data = source.read(ref, number, start, stop)
-            if data is not None:
-                return data
-        raise AssertionError("a store gives the bytes or raises")
+    def read(
+        self, ref: ObjectRef, number: int, start: int, stop: int, into: memoryview | None = None
+    ) -> memoryview | bytes:
+        """See `BlockSource`; the store's answer is the last. `into`: see `DaemonBlocks.read`."""
+        data: memoryview | bytes | None = self.local.read(ref, number, start, stop)
+        if data is None and self._daemon is not None:
+            data = self._daemon.read(ref, number, start, stop, into)
+        return self._store.read(ref, number, start, stop) if data is None else data
 
     def read_file(self, ref: ObjectRef, start: int, stop: int) -> bytes | memoryview | None:
         """See `StoreBlocks.read_file`."""

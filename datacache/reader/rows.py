@@ -60,8 +60,11 @@ class RowReader:
         one file on this node has them."""
         return self._local.map_object(*self.object_at(row))
 
-    def read_row(self, row: int, start: int, stop: int) -> bytes | memoryview:
-        """Return bytes of a row, wherever they are. Raises the store's errors if they cannot be had."""
+    def read_row(self, row: int, start: int, stop: int, into: memoryview | None = None) -> bytes | memoryview:
+        """Return bytes of a row, wherever they are. Raises the store's errors if they cannot be had.
+
+        `into`: a buffer for all of them, where they are in one block. What the daemon sends is received there, and the
+        result then is a view of it (the same `obj`); after an error the buffer may hold anything."""
         entry = self.manifest.entry(row)
         start, stop = max(start, 0), min(stop, entry.size_bytes)
         if start >= stop:
@@ -72,7 +75,7 @@ class RowReader:
             first = number * BLOCK_BYTES
             part_start, part_stop = max(start - first, 0), min(stop - first, BLOCK_BYTES)
             try:
-                parts.append(self._blocks.read(ref, number, part_start, part_stop))
+                parts.append(self._blocks.read(ref, number, part_start, part_stop, into))
             except (ObjectNotFoundError, CorruptManifestError) as exc:
                 self._explain(exc)
                 raise

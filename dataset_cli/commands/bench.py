@@ -16,7 +16,7 @@ from datacache import api
 from datacache.core.counters import count
 from datacache.core.errors import UsageError
 from datacache.settings import format_bytes
-from dataset_cli.app import App, command
+from dataset_cli.app import App, ImageSize, command
 from dataset_cli.output import printable
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def bench() -> None:
 @click.argument("dataset")
 @click.option("--batch-size", type=click.IntRange(1), default=64, show_default=True, help="Samples in a batch.")
 @click.option("--decode", type=click.Choice(["rgb", "bytes"]), default="rgb", show_default=True, help="Pixels, or not.")
-@click.option("--size", metavar="WxH", help="Resize images to this width and height.")
+@click.option("--size", type=ImageSize(), help="Resize images to this width and height.")
 @click.option("--packed", is_flag=True, help="With --decode bytes: a batch is one tensor.")
 @click.option("--target", type=click.Choice(_TARGETS), default="auto", show_default=True, help="What is learned.")
 @click.option("--workers", metavar="LIST", help="Numbers to try, as 0,1,4 (default: 0, 1, 2, 4, … processors).")
@@ -49,7 +49,7 @@ def loader(app: App, /, *, dataset: str, workers: str | None, seconds: float, ba
     dsctl bench loader mask@v1 --size 224x224
     dsctl bench loader ./mask-shards --decode bytes --packed
     """
-    counts, how["size"] = _counts(workers), _size(how["size"])
+    counts = _counts(workers)
     try:
         import torch as _torch  # noqa: F401 - asked for before anything is opened
     except ModuleNotFoundError as exc:
@@ -116,12 +116,3 @@ def _counts(text: str | None) -> list[int]:
     if not all(number.isdecimal() and int(number) <= 1024 for number in numbers):
         raise UsageError(f"--workers {text}: not numbers of workers", hint="For example --workers 0,2,4")
     return sorted({int(number) for number in numbers})
-
-
-def _size(text: str | None) -> tuple[int, int] | None:
-    if text is None:
-        return None
-    width, _, height = text.lower().partition("x")
-    if not (height.isdecimal() and width.isdecimal() and int(height) and int(width)):
-        raise UsageError(f"--size {text}: not a width and a height", hint="Write WIDTHxHEIGHT, such as --size 640x480.")
-    return int(height), int(width)

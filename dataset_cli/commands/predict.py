@@ -7,7 +7,6 @@ With `--json`: `{"snapshot": {…as snapshot show…}, "report": {"images", "pre
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,7 @@ import click
 
 from datacache import api
 from datacache.core.counters import count
-from datacache.core.errors import UsageError
-from dataset_cli.app import FILE, App, DatasetName, SnapshotRef, command, naming_options
+from dataset_cli.app import FILE, App, DatasetName, ImageSize, SnapshotRef, command, naming_options
 from dataset_cli.commands.convert import expect_writable, show_problems, write_report
 from dataset_cli.commands.snapshot import described, summary
 from dataset_cli.output import printable
@@ -36,7 +34,7 @@ _SHOWN = 20
 )
 @click.option("--least-score", type=click.FloatRange(0, 1), help="Leave out objects below it (default: 0.05).")
 @click.option("--classes", type=FILE, help="The model's classes, a name a line, where it does not say them.")
-@click.option("--size", metavar="WxH", help="Resize images for a model that does not say what it wants.")
+@click.option("--size", type=ImageSize(), help="Resize images for a model that does not say what it wants.")
 @click.option("--split", metavar="NAME", help="Only the images of this split.")
 @click.option("--batch", "batch_size", type=click.IntRange(1), help="Images for the model at a time (default: 16).")
 @click.option("--device", "devices", multiple=True, help="cpu, cuda:0, …; several, for a process on each.")
@@ -94,8 +92,6 @@ def predict(
         return
     if "classes" in given:
         given["classes"] = api.read_classes(given["classes"])
-    if "size" in given:
-        given["size"] = _size(given["size"])
     with app.out.progress(f"predicting on {ref}") as bar:
         done = api.predict(
             ref,
@@ -122,14 +118,6 @@ def predict(
 
 def _option(keyword: str) -> str:
     return {"batch_size": "batch", "devices": "device"}.get(keyword, keyword.replace("_", "-"))
-
-
-def _size(text: str) -> tuple[int, int]:
-    """Return height and width."""
-    match = re.fullmatch(r"([1-9][0-9]{0,4})x([1-9][0-9]{0,4})", text)
-    if match is None:
-        raise UsageError(f"--size: {text!r} is no size", hint="Write width x height: --size 640x480.")
-    return int(match[2]), int(match[1])
 
 
 def _listed(counts: dict[str, int]) -> str:

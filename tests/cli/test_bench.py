@@ -52,8 +52,8 @@ def test_shards_are_measured_in_their_folder_and_as_a_snapshot(dsctl, faces, tmp
     ("arguments", "message"),
     [
         (["faces@v1", "--workers", "two"], "--workers two"),
-        (["faces@v1", "--size", "224"], "--size 224: not a width and a height"),
-        (["faces@v1", "--size", "0x224"], "Write WIDTHxHEIGHT, such as --size 640x480."),
+        (["faces@v1", "--size", "224"], "--size: '224' is no size"),
+        (["faces@v1", "--size", "0x224"], "Write width x height in pixels: --size 640x480."),
         (["./nothing-here", "--workers", "0"], "nothing-here"),
     ],
 )

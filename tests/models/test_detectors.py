@@ -144,6 +144,12 @@ def test_boxes_are_clipped_to_the_image_and_those_without_area_go() -> None:
         ([(BOXES, [0], [0.5, 0.5])], r"2 boxes with labels of shape \(1,\)"),
         ([([[1, 2, float("nan"), 4]], [0], [0.5])], "no finite numbers"),
         ([(BOXES, [0, 1], [0.5, float("nan")])], "no finite numbers"),
+        ([(BOXES, [0, 1], [0.5, 1j])], "scores that are no finite numbers"),
+        ([(BOXES, [0, 1], ["0.5", "1"])], "scores that are no finite numbers"),
+        ([(np.array(BOXES, str), [0, 1], [0.5, 0.5])], "edges that are no finite numbers"),
+        ([(BOXES, ["0", "1"], [0.5, 0.5])], "labels that are no finite numbers"),
+        ([(BOXES, [0, 0.7], [0.5, 0.5])], "labels that are no whole numbers"),
+        ((np.zeros((2, 1, 4)), np.zeros((1, 1)), np.zeros((1, 1))), "a tuple of 3 for 1 image"),
         ([(BOXES, [0, 1], [0.5, 90])], "scores from 0.5 to 90, expected 0 to 1"),
         ([(BOXES, [0, 2], [0.5, 0.5])], "labels from 0 to 2, expected 0 to 1: it has 2 classes"),
         ([([[9, 2, 3, 4]], [0], [0.5])], "the box 9, 2, 3, 4 for an image of 32x24"),
@@ -160,7 +166,7 @@ def test_a_wrong_output_is_an_error_that_says_what_came_and_what_was_expected(ou
     with pytest.raises(UsageError, match=expected) as caught:
         one(output)
     said = f"{caught.value.message} {caught.value.hint}"
-    assert any(word in said for word in ("xpected", "name all of them", "finite"))
+    assert any(word in said for word in ("xpected", "name all of them", "finite", "A label is"))
 
 
 def test_the_background_is_no_class_and_a_name_that_comes_twice_is_one() -> None:
@@ -364,6 +370,38 @@ def test_torchscript_is_called_as_its_signature_says(tmp_path: Path) -> None:
         expect_two(found)
 
 
+@pytest.mark.parametrize(
+    ("about", "expected"),
+    [
+        ("{", "what cannot be read"),
+        ("7", "what cannot be read"),
+        ('{"imgsz": [0, 640]}', r"images of \[0, 640\]"),
+        ('{"imgsz": "big"}', "images of 'big'"),
+        ('{"names": {"cat": 0}}', "do not number its classes"),
+        ('{"names": {"999999999999": "cat"}}', "do not number its classes"),
+    ],
+)
+def test_torchscript_that_says_nonsense_of_itself_is_named(tmp_path: Path, about: str, expected: str) -> None:
+    traced = torch.jit.trace(nn.Identity(), torch.zeros(1, 3, 24, 32))
+    torch.jit.save(traced, str(tmp_path / "odd.torchscript"), _extra_files={"config.txt": about})
+    with pytest.raises(UsageError, match=rf"odd.torchscript.*{expected}"):
+        load_detector(str(tmp_path / "odd.torchscript"), classes=CLASSES)
+
+
+def test_torchscript_with_one_side_takes_squares(tmp_path: Path) -> None:
+    traced = torch.jit.trace(nn.Identity(), torch.zeros(1, 3, 24, 24))
+    about = '{"imgsz": 24, "names": ["cat", "dog"]}'
+    torch.jit.save(traced, str(tmp_path / "square.torchscript"), _extra_files={"config.txt": about})
+    assert load_detector(str(tmp_path / "square.torchscript")).size == (24, 24)
+
+
+def test_numbers_of_half_precision_are_understood() -> None:
+    outputs = torch.tensor(BOXES), torch.tensor([1, 0]), torch.tensor([0.9, 0.25])
+    for dtype in (torch.float16, torch.bfloat16):
+        boxes, labels, scores = outputs[0].to(dtype), outputs[1], outputs[2].to(dtype)
+        expect_two(one([{"boxes": boxes, "labels": labels, "scores": scores}]), tuple(scores.float().tolist()))
+
+
 def test_weights_in_place_of_torchscript_are_told_apart(tmp_path: Path) -> None:
     torch.save({"weight": torch.zeros(3)}, tmp_path / "weights.pt")
     with pytest.raises(UsageError, match=r"weights.pt is no TorchScript") as caught:
@@ -467,6 +505,10 @@ def test_an_onnx_file_that_cannot_be_used_is_named_with_what_it_takes(tmp_path: 
     path = onnx_model(tmp_path / "words.onnx", [1, 77], {"output": ([1, 2], np.zeros((1, 2), np.float32))})
     with pytest.raises(UsageError, match=r"takes images: tensor\(float\) of \[1, 77\]"):
         onnx_detector(path, classes=CLASSES)
+    for names, expected in (("{0: ", "what cannot be read"), ("{'cat': 0}", "do not number"), ("{-1: 'a'}", "do not")):
+        output = {"output": ([1, 2], np.zeros((1, 2), np.float32))}
+        with pytest.raises(UsageError, match=rf"odd.onnx.*{expected}"):
+            onnx_detector(onnx_model(tmp_path / "odd.onnx", [1, 3, 24, 32], output, names=names))
     path = onnx_model(tmp_path / "one.onnx", [1, 3, 24, 32], {"output": ([1, 2], np.zeros((1, 2), np.float32))})
     with pytest.raises(UsageError, match="has no cuda"):
         onnx_detector(path, classes=CLASSES, device="cuda:0")

@@ -15,13 +15,16 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import numpy as np
+import onnx
 import pytest
 import torch
+from onnx import TensorProto, helper, numpy_helper
 
 from datacache import api
 from datacache.annotations.table.ranges import Row
 from datacache.core.errors import OtherKindError, PathNotFoundError, PredictError, UsageError
-from datacache.models.predicting.predict import Predicted
+from datacache.models.predicting.predict import Predicted, checksum_of
 from datacache.models.predicting.stages import device_for
 from datacache.settings import Settings
 from tests.models.finder import Failing, Finder, SmallFinder, Sorter
@@ -77,6 +80,21 @@ def test_lineage_says_which_model_on_which_snapshot(faces: str, settings: Settin
     assert said["weights"] == str(weights)
     assert said["weights_checksum"].startswith("xxh3-128:")
     assert said["classes"] == ["mask", "no_mask"]
+
+
+def test_weights_beside_a_model_of_onnx_are_part_of_the_model(tmp_path: Path) -> None:
+    """Else a run that was killed would go on with other weights."""
+    weight = numpy_helper.from_array(np.ones((64, 64), np.float32), "weight")
+    infos = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [64, 64]) for name in ("x", "y")]
+    graph = helper.make_graph([helper.make_node("Add", ["x", "weight"], ["y"])], "g", infos[:1], infos[1:], [weight])
+    path, sums = tmp_path / "model.onnx", []
+    onnx.save(helper.make_model(graph), path, save_as_external_data=True, location="model.bin", size_threshold=0)
+    for byte in (b"\0", b"\1"):
+        (tmp_path / "model.bin").write_bytes(byte * (tmp_path / "model.bin").stat().st_size)
+        sums.append(checksum_of(str(path)))
+    (tmp_path / "model.bin").unlink()
+    sums.append(checksum_of(str(path)))
+    assert len(set(sums)) == 3
 
 
 @promise("The same images and the same model give the same snapshot of predictions")

@@ -134,3 +134,23 @@ def test_what_is_broken_here_is_not_asked_for_without_waiting(reader, settings):
     assert reader.read("020.bin") == FILES["020.bin"]  # over a connection that is free from then on
     assert came_of(reader, "100.bin", 0, 100_000) is None
     assert reader.read("100.bin") == FILES["100.bin"]
+
+
+def test_what_the_daemon_sends_lands_in_the_reader_s_buffer(reader):
+    row = reader.rows.manifest.find(b"large.bin")
+    whole, rest = bytearray(BLOCK_BYTES), bytearray(4)
+    sent = reader.rows.read_row(row, 0, BLOCK_BYTES, memoryview(whole))
+    assert sent.obj is whole
+    assert whole == FILES["large.bin"][:BLOCK_BYTES]
+    sent = reader.rows.read_row(row, BLOCK_BYTES + 1, BLOCK_BYTES + 5, memoryview(rest))
+    assert bytes(sent) == b"llll"
+    other = memoryview(bytearray(BLOCK_BYTES))
+    assert reader.rows.read_row(row, 0, BLOCK_BYTES, other) == whole  # from the tiers, or sent again
+
+
+def test_an_error_of_a_read_into_a_buffer_is_the_error_and_no_bytes(reader, bucket):
+    (bucket / "large.bin").write_bytes(b"other")
+    with pytest.raises(ObjectChangedError):
+        reader.rows.read_row(
+            reader.rows.manifest.find(b"large.bin"), 0, BLOCK_BYTES, memoryview(bytearray(BLOCK_BYTES))
+        )

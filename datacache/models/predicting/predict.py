@@ -8,6 +8,7 @@ processes, nor on who was killed. One thread.
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import sys
 import time
@@ -29,14 +30,16 @@ from datacache.catalog.objects import ObjectWriter
 from datacache.core.cores import cores
 from datacache.core.errors import PredictError, UsageError
 from datacache.core.joblog import JobLog
+from datacache.loaders.decode import height_and_width
 from datacache.loaders.selection import select
 from datacache.loaders.source import SnapshotSource
 from datacache.manifest.model import Lineage, Naming, SnapshotRecord
 from datacache.models.predicting.processes import ModelJob, run_in_processes
-from datacache.models.predicting.results import Results, Size
+from datacache.models.predicting.results import Results
 from datacache.models.predicting.snapshots import COMMAND, Predictions
 from datacache.reader.snapshot import Snapshot
 
+_LOCATION = re.compile(rb"\x0a\x08location\x12([\x01-\x7f])", re.DOTALL)
 Progress = Callable[[str, int, int], None]
 """Step, images done, images in all."""
 
@@ -57,7 +60,8 @@ class PredictOptions:
     threads: int | None = None
     """PyTorch's threads of each on the processor; None: as PyTorch has it, fewer where there are several."""
     classes: Sequence[str] | None = None
-    size: Size | None = None
+    size: Any = None
+    """Height and width, as the datasets of `datacache.torch` take them."""
     batch_size: int = 16
     least_score: float = 0.05
     split: str = ""
@@ -74,6 +78,7 @@ class PredictOptions:
         for name in ("devices", "classes"):
             if isinstance(getattr(self, name), str):
                 raise UsageError(f"{name} are a list, not the text {getattr(self, name)!r}")
+        object.__setattr__(self, "size", height_and_width(self.size))
         if not self.devices:
             raise UsageError("there is no device to predict on", hint="Name one: cpu, or cuda:0.")
 
@@ -135,7 +140,7 @@ def predict(
     check_target(catalog, naming, Lineage(COMMAND, {}, (snapshot.ref,)))
     selection = select(snapshot, catalog, target=None, query=Query(), split=options.split, progress=progress)
     source = SnapshotSource(snapshot, selection)
-    sums = {"model": _checksum_of(model), "weights": "" if options.weights is None else _sum_of_file(options.weights)}
+    sums = {"model": checksum_of(model), "weights": "" if options.weights is None else _sum_of_file(options.weights)}
     kept = sums["model"] or options.weights is not None
     identity = {
         "format": 1,
@@ -279,12 +284,12 @@ def _name_of(model: str | Callable[..., Any]) -> str:
     return f"{named.__module__}:{named.__qualname__}"
 
 
-def _checksum_of(model: str | Callable[..., Any]) -> str:
+def checksum_of(model: str | Callable[..., Any]) -> str:
     """Return the checksum of a model's file, or of the module that it is in; of a module of PyTorch, that of its
     weights. '' where none can be had."""
     if isinstance(model, str):
         path = Path(model) if os.path.isfile(model) else _file_of(model.partition(":")[0])
-        return "" if path is None else _sum_of_file(path)
+        return "" if path is None else _sum_of_file(path, *(_data_of_onnx(path) if path.suffix == ".onnx" else ()))
     state = getattr(model, "state_dict", None)
     if state is None:
         return ""
@@ -308,12 +313,25 @@ def _file_of(module: str) -> Path | None:
     return None
 
 
-def _sum_of_file(path: Path) -> str:
-    digest = xxh3_128()
+def _data_of_onnx(path: Path) -> list[Path]:
+    """Return the files beside a model of ONNX that have its weights, if they are not in itself: its tensors name them
+    as `location` (onnx.proto, TensorProto.external_data)."""
     try:
-        with path.open("rb") as file:
-            while piece := file.read(2**20):
-                digest.update(piece)
+        data = path.read_bytes()
     except OSError as exc:
         raise UsageError(f"{path} cannot be read: {exc.strerror}") from exc
+    names = {data[found.end() : found.end() + found[1][0]] for found in _LOCATION.finditer(data)}
+    beside = [path.parent / os.fsdecode(name) for name in sorted(names) if b"\0" not in name]
+    return [file for file in beside if file.is_file()]
+
+
+def _sum_of_file(*files: Path) -> str:
+    digest = xxh3_128()
+    for path in files:
+        try:
+            with path.open("rb") as file:
+                while piece := file.read(2**20):
+                    digest.update(piece)
+        except OSError as exc:
+            raise UsageError(f"{path} cannot be read: {exc.strerror}") from exc
     return f"xxh3-128:{digest.hexdigest()}"

@@ -143,7 +143,7 @@ def accept(
     lineage = Lineage(COMMAND, parameters, (snapshot.ref,))
     check_target(catalog, naming, lineage)
     table = Annotations(snapshot, catalog, Reading()).table(progress=progress)
-    classified = _classified(snapshot)
+    classified = {path: scores[0] for path, scores in read_scores(snapshot).items()}
     classes = sorted({label for label, _ in classified.values()}) if classified else class_ids(table)
     taken = Predictions(classes)
     counts = (
@@ -218,18 +218,19 @@ def _accept_classes(
     return len(classified), accepted, accepted, len(classified) - accepted
 
 
-def _classified(snapshot: Snapshot) -> dict[str, tuple[str, float]]:
-    """Return the likeliest class of each image that was classified, and its score."""
-    if _METADATA not in snapshot:
-        return {}
-    found: dict[str, tuple[str, float]] = {}
-    for line in snapshot.read(_METADATA).splitlines():
+def read_scores(snapshot: Snapshot) -> dict[str, list[tuple[str, float]]]:
+    """Return the `scores` of images in the `metadata.jsonl` of a snapshot, as `Predictions` writes them: by path,
+    classes and scores, the likeliest first. Lines of something else than predictions are passed over."""
+    found: dict[str, list[tuple[str, float]]] = {}
+    for line in snapshot.read(_METADATA).splitlines() if _METADATA in snapshot else ():
         try:
             said = json.loads(line)
-            label, score = next(iter(said["scores"].items()))
-            found[str(said["file_name"])] = str(label), float(score)
-        except (ValueError, TypeError, KeyError, AttributeError, StopIteration, RecursionError):
-            continue  # of something else than ours
+            scores = [(str(label), float(score)) for label, score in said["scores"].items()]
+            path = str(said["file_name"])
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            continue
+        if scores:
+            found[path] = sorted(scores, key=lambda each: -each[1])
     return found
 
 
