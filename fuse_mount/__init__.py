@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING
 from datacache.core.front import front
 
 if TYPE_CHECKING:
+    from datacache.core.mounts import Mount as Mount
+    from datacache.core.mounts import mounts as mounts
     from fuse_mount.bucket.areas import LeftArea as LeftArea
     from fuse_mount.bucket.areas import counted as counted
     from fuse_mount.bucket.areas import flush_area as flush_area
     from fuse_mount.bucket.areas import left_areas as left_areas
     from fuse_mount.bucket.areas import lost_lines as lost_lines
     from fuse_mount.bucket.metrics import render_metrics as render_metrics
-    from fuse_mount.kernel.session import Mount as Mount
     from fuse_mount.kernel.session import check_pyfuse3 as check_pyfuse3
-    from fuse_mount.kernel.session import mounts as mounts
     from fuse_mount.kernel.session import resolved as resolved
     from fuse_mount.kernel.session import users_of as users_of
     from fuse_mount.lifecycle.launch import await_server as await_server

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from datacache.api.opening import open_object, open_snapshot
 from datacache.core.errors import SnapshotNotFoundError, UsageError
+from datacache.core.mounts import mounts
 from datacache.reader.snapshot import Snapshot
 from datacache.settings import Settings, load_settings
 
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
 _MOUNTED = re.compile(r"datacache:(.+@[0-9a-f]+)")
 """The source of a snapshot's mount in /proc/self/mountinfo."""
-_ESCAPED = re.compile(r"\\([0-7]{3})")
 
 
 @contextmanager
@@ -40,8 +40,11 @@ def open_weights(where: str | PathLike[str], settings: Settings | None = None) -
             return
         mounted = _behind_a_mount(place)
         if mounted is not None:
+            snapshot = None
             with suppress(SnapshotNotFoundError):  # another catalog's: its mount gives the bytes
-                with open_snapshot(mounted[0], settings) as snapshot:
+                snapshot = open_snapshot(mounted[0], settings)
+            if snapshot is not None:
+                with snapshot:
                     yield SnapshotWeights(snapshot, mounted[1])
                 return
         with closing(LocalWeights(place)) as file:
@@ -108,16 +111,10 @@ def _split_ref(text: str) -> tuple[str, str]:
 def _behind_a_mount(path: str) -> tuple[str, str] | None:
     """Return the snapshot behind a path, and the path in it, if it lies below a mount of one."""
     path = os.path.realpath(path)
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
-        mounts = [line.rstrip("\n").partition(" - ") for line in file]
-    found: tuple[str, str, str] = "", "", ""
-    for left, _, right in mounts:  # the last of those on the same folder lies on top
-        place, root = (_ESCAPED.sub(lambda digits: chr(int(digits[1], 8)), left.split(" ")[at]) for at in (4, 3))
-        if path.startswith(place.rstrip("/") + "/") and len(place) >= len(found[0]):
-            found = place, root, right
-    place, root, right = found
-    kind, source, *_ = right.split(" ")
-    match = _MOUNTED.fullmatch(_ESCAPED.sub(lambda digits: chr(int(digits[1], 8)), source))
-    if kind != "fuse.datacache" or match is None:
+    above = [mount for mount in mounts() if path.startswith(mount.mountpoint.rstrip("/") + "/")]
+    # Of those on the same folder the last one lies on top.
+    found = max(reversed(above), key=lambda mount: len(mount.mountpoint), default=None)
+    match = _MOUNTED.fullmatch(found.source) if found and found.kind == "fuse.datacache" else None
+    if not found or not match:
         return None
-    return match[1], os.path.join(root, path[len(place.rstrip("/")) + 1 :]).lstrip("/")
+    return match[1], os.path.join(found.root, path[len(found.mountpoint.rstrip("/")) + 1 :]).lstrip("/")

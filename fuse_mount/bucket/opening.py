@@ -12,6 +12,7 @@ from typing import Any
 
 from datacache import api
 from datacache.core.errors import DatacacheError, StoreUnavailableError
+from datacache.core.mounts import mounts
 from datacache.settings import Settings, format_bytes, load_settings
 from datacache.store.open import endpoint_of, open_backend
 from datacache.store.urls import split_url
@@ -96,7 +97,7 @@ def _check_store(url: str, settings: Settings, *, known: bool, dirty: bool) -> l
 def _staging_notes(staging: dict[str, Any], settings: Settings) -> list[str]:
     """Say what is odd about where writes are staged; `staging` is of a live bucket's status."""
     folder, notes = Path(staging["folder"]), []
-    above = [mount for mount in session.mounts() if folder.is_relative_to(mount.mountpoint)]
+    above = [mount for mount in mounts() if folder.is_relative_to(mount.mountpoint)]
     if above and max(above, key=lambda mount: len(mount.mountpoint)).kind in _MEMORY:
         notes.append(
             f"{folder} is in memory (tmpfs): what is acknowledged is lost if this machine restarts before it is "

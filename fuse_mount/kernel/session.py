@@ -16,7 +16,6 @@ import fcntl
 import logging
 import os
 import queue
-import re
 import select
 import shutil
 import socket
@@ -30,6 +29,7 @@ from typing import NamedTuple
 
 from datacache.core import ipc
 from datacache.core.errors import MountError
+from datacache.core.mounts import Mount, mounts
 from fuse_mount.kernel import protocol
 
 DEVICE = "/dev/fuse"
@@ -56,19 +56,6 @@ _NOBODY_S = 1.0
 _log = logging.getLogger("fuse_mount")
 
 
-class Mount(NamedTuple):
-    """One line of /proc/self/mountinfo."""
-
-    mountpoint: str
-    source: str
-    kind: str
-    device: int
-    """st_dev."""
-    id: int
-    parent: int
-    """The id of the mount that it lies on."""
-
-
 class User(NamedTuple):
     """A process that keeps a mount busy."""
 
@@ -85,17 +72,6 @@ class Placed(NamedTuple):
 
 
 # --- what is mounted ----------------------------------------------------------------------------------------
-
-
-def mounts() -> Iterator[Mount]:
-    """Give all mounts this process sees, in the order they were made (proc(5), mountinfo)."""
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
-        for line in file:
-            left, _, right = line.rstrip("\n").partition(" - ")
-            fields, (kind, source, *_) = left.split(" "), right.split(" ")
-            major, _, minor = fields[2].partition(":")
-            device = os.makedev(int(major), int(minor))
-            yield Mount(_unescape(fields[4]), _unescape(source), kind, device, int(fields[0]), int(fields[1]))
 
 
 def mount_at(mountpoint: str | Path) -> Mount | None:
@@ -521,8 +497,3 @@ def _command(pid: str) -> str:
         return text[:80] or Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
         return "ended"
-
-
-def _unescape(text: str) -> str:
-    """Undo the octal escapes of mountinfo: of space, tab, newline and backslash."""
-    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 from datacache.catalog.open import open_catalog_url
 from datacache.core.errors import DaemonError, DatacacheError, MountError, StagingBusyError, UsageError
+from datacache.core.mounts import Mount
 from datacache.daemon.client import DaemonClient
 from datacache.daemon.mount_leases import MountLeases
 from datacache.settings import Settings, load_settings
@@ -302,7 +303,7 @@ def _let_go(settings: Settings) -> None:
         _log.info("the catalog takes it for mounted still: %s", exc)
 
 
-def _expect_ours(there: session.Mount, known: MountInfo | BucketInfo | None, home: Path) -> None:
+def _expect_ours(there: Mount, known: MountInfo | BucketInfo | None, home: Path) -> None:
     """Raise `MountError` for a mount of another home: its programs read and write there."""
     target = there.mountpoint
     if known is not None and known.device == there.device:

@@ -75,7 +75,7 @@ def test_what_is_written_is_in_the_bucket_after_the_unmount(mounter: BucketMount
 
 def test_the_mount_is_what_the_kernel_needs(mounter: BucketMounter) -> None:
     info = mounter()
-    there = next(mount for mount in fuse_mount.kernel.session.mounts() if mount.mountpoint == str(mounter.target))
+    there = next(mount for mount in fuse_mount.mounts() if mount.mountpoint == str(mounter.target))
     assert (there.source, there.kind, there.device) == (f"{mounter.url}/", "fuse.datacache", info.device)
     line = next(line for line in Path("/proc/self/mountinfo").read_text().splitlines() if str(mounter.target) in line)
     assert {"default_permissions", "max_read=1048576", f"user_id={os.geteuid()}"} <= set(line.split(" ")[-1].split(","))
@@ -411,7 +411,7 @@ def test_a_killed_server_is_replaced_and_what_it_acknowledged_is_there(mounter: 
     assert mounter.now().supervisor == first.supervisor
     mounter.flush()
     assert sorted(path.name for path in mounter.bucket.iterdir()) == ["0.pt", "1.pt", "2.pt"]
-    assert len([m for m in fuse_mount.kernel.session.mounts() if m.mountpoint == str(mounter.target)]) == 1
+    assert len([m for m in fuse_mount.mounts() if m.mountpoint == str(mounter.target)]) == 1
 
 
 @promise("A killed server is replaced, and its successor has all that was acknowledged")
