@@ -1,4 +1,4 @@
-"""Several datasets as one, drawn from by weight: `datacache.torch.mix` opens them, this is all the rest of it.
+"""Draw from several datasets as if they were one, by weight. `datacache.torch.mix` opens the parts.
 
 Needs PyTorch. As other datasets it is read-only: any thread, workers made by `fork` or `spawn`, and pickled. A batch is
 read out of all parts into the place where it is needed; no part makes a batch of its own.

@@ -73,7 +73,7 @@ class ClassScores(NamedTuple):
 
 
 class Confusion(NamedTuple):
-    """How often one class was taken for another: '' for nothing."""
+    """Two classes, and how often the first was taken for the second; '' stands for nothing."""
 
     label: str
     predicted: str

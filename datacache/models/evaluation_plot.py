@@ -1,4 +1,4 @@
-"""An evaluation as a picture: curves of precision over recall, confusions, and the numbers of classes.
+"""Draw an evaluation: curves of precision over recall, confusions, and the numbers of classes.
 
 Needs matplotlib, as `annotations.pictures.chart` does. Any thread.
 """

@@ -34,7 +34,7 @@ def bench() -> None:
 @click.argument("dataset")
 @click.option("--batch-size", type=click.IntRange(1), default=64, show_default=True, help="Samples in a batch.")
 @click.option("--decode", type=click.Choice(["rgb", "bytes"]), default="rgb", show_default=True, help="Pixels, or not.")
-@click.option("--size", type=ImageSize(), help="Resize images to this width and height.")
+@click.option("--size", type=ImageSize(), metavar="WxH", help="Resize images to this width and height.")
 @click.option("--packed", is_flag=True, help="With --decode bytes: a batch is one tensor.")
 @click.option("--target", type=click.Choice(_TARGETS), default="auto", show_default=True, help="What is learned.")
 @click.option("--workers", metavar="LIST", help="Numbers to try, as 0,1,4 (default: 0, 1, 2, 4, … processors).")

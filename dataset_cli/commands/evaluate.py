@@ -1,4 +1,4 @@
-"""`dsctl evaluate`: how good predictions are, by labels of the same images.
+"""`dsctl evaluate`: measure predictions by labels of the same images.
 
 With `--json` it prints `{"predicted", "against", "kind": "objects" or "labels", "images", "left_out": [{"reason",
 "images", "first"}], "objects", "predictions", "iou", "score", "score_is_best", "precision", "recall", "f1", "classes":

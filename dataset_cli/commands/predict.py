@@ -1,4 +1,4 @@
-"""`dsctl predict`: what a model finds in the images of a snapshot, as a snapshot of its own; or predictions as labels.
+"""`dsctl predict`: make a snapshot of what a model finds in the images of another one; or labels of predictions.
 
 With `--json`: `{"snapshot": {…as snapshot show…}, "report": {"images", "predicted", "resumed", "objects", "classes",
 "problems": [{"code", "action", "file", "line", "message"}], "seconds", "busy"}}`; with `--accept` the report is
@@ -34,7 +34,7 @@ _SHOWN = 20
 )
 @click.option("--least-score", type=click.FloatRange(0, 1), help="Leave out objects below it (default: 0.05).")
 @click.option("--classes", type=FILE, help="The model's classes, a name a line, where it does not say them.")
-@click.option("--size", type=ImageSize(), help="Resize images for a model that does not say what it wants.")
+@click.option("--size", type=ImageSize(), metavar="WxH", help="Resize images for a model that names no size.")
 @click.option("--split", metavar="NAME", help="Only the images of this split.")
 @click.option("--batch", "batch_size", type=click.IntRange(1), help="Images for the model at a time (default: 16).")
 @click.option("--device", "devices", multiple=True, help="cpu, cuda:0, …; several, for a process on each.")

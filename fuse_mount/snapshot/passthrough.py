@@ -1,4 +1,4 @@
-"""Which files of a mount the kernel reads itself (FUSE_PASSTHROUGH, Linux 6.9), and by which backing id.
+"""Have the kernel read files of a mount itself (FUSE_PASSTHROUGH, Linux 6.9), by backing ids that all workers agree on.
 
 Used by `worker`, for a mount of large files. A file is passed through if the SSD tier has an object file of exactly its
 bytes, checked as a whole. Every byte is verified when the first program opens it; from then on the kernel reads the

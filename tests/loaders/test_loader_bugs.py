@@ -1,4 +1,4 @@
-"""What docs/LOADER_BUGS.md shows of PyTorch and of us: its code runs, and the tests it names are there."""
+"""Run the code of docs/LOADER_BUGS.md, and look for the tests that it names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all pictures of numbers share: a sheet to draw on, colours, titles, and texts in any script.
+"""Draw what all pictures of numbers share: a sheet, colours, titles, and texts in any script.
 
 Needs matplotlib (`pip install 'dsctl[plot]'`), which is imported here and only when something is plotted; it draws
 into memory, without a display and without its global state, so that any thread may plot.

@@ -46,7 +46,7 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, kw_only=True)
 class PredictOptions:
-    """How a prediction is made."""
+    """The options of a prediction, checked."""
 
     weights: Path | None = None
     weights_name: str = ""
@@ -85,7 +85,7 @@ class PredictOptions:
 
 @dataclass
 class PredictReport:
-    """What a prediction has done."""
+    """The counts and problems of a prediction."""
 
     images: int
     """That were asked for."""
@@ -98,7 +98,7 @@ class PredictReport:
     problems: list[Problem] = field(default_factory=list)
     """Of images that are left out."""
     seconds: float = 0.0
-    """From the first model that was loaded to the last result."""
+    """From the moment at which the first model was loaded to the last result."""
     busy: float = 0.0
     """The part of this time in which a model's process had its model at work."""
 

@@ -36,7 +36,7 @@ _KEPT = "What is done stays done: run it again."
 
 
 class ModelJob(NamedTuple):
-    """What a model's process is to do."""
+    """The work of one process with a model."""
 
     source: SnapshotSource
     model: str

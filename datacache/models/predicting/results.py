@@ -1,8 +1,8 @@
-"""What comes out of a model, batch by batch, and what is kept of it: records in a log.
+"""Keep the results of a model, batch by batch, as records in a log.
 
 A record is the outcome of a batch as JSON, so that a command that was killed goes on behind it:
 
-    [number of the batch's first image, [[image, width, height, what was found]…], [[code, path, message]…], seconds]
+    [number of the batch's first image, [[image, width, height, what was found]…], [[code, path, message]…]]
 
 Found are objects `[class, x1, y1, x2, y2, score]` in pixels of the image itself, or the likeliest classes `[class,
 score]` of one that was classified. The first record has the names of the classes. One thread; no PyTorch.
@@ -49,11 +49,11 @@ class BatchOutcome(NamedTuple):
     problems: list[Problem]
     """Of images that could not be decoded: they have no result."""
     busy_s: float
-    """How long the model took."""
+    """Seconds that the model took."""
 
 
 class Kept(NamedTuple):
-    """What is kept of one image."""
+    """The result for one image, as it is kept."""
 
     image: int
     width: int
