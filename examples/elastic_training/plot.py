@@ -29,6 +29,8 @@ def main(options: argparse.Namespace) -> None:
         found = json.loads(path.read_text())
         total = found["used"]
         curves[found["kind"]].append(smooth(np.array(found["curve"]), total))
+    if not curves:
+        raise SystemExit(f"error: {options.out} has no curves\nhint: First run compare.py curves --out {options.out}")
     places = np.linspace(0, total, POINTS)
     figure, axes = plt.subplots(figsize=(8, 4.2), layout="constrained")
     for kind, found in curves.items():

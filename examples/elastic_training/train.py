@@ -233,9 +233,13 @@ class Log:
     def step(self, step: int, used: int, epoch: int, batch: Any, loss: float) -> None:
         numbers = batch[0].tolist() if batch else []
         self._write(step=step, used=used, epoch=epoch, records=numbers, loss=loss)
-        if self._group.rank == 0 and step % 20 == 0:
-            mean = loss / len(numbers) if numbers else math.nan
-            print(f"step {step:>5}  {self._group.world} workers  epoch {epoch}  loss {mean:.3f}", flush=True)
+        if step % 20 == 0:
+            total, records = self._group.total(loss, len(numbers))  # of all workers: a single one may have had none
+            if self._group.rank == 0:
+                print(
+                    f"step {step:>5}  {self._group.world} workers  epoch {epoch}  loss {total / records:.3f}",
+                    flush=True,
+                )
 
     def result(self, step: int, used: int, scores: tuple[float, float]) -> None:
         result = {"generation": self._generation, "steps": step, "used": used, "loss": scores[0], "accuracy": scores[1]}
