@@ -247,6 +247,24 @@ def test_elastic_training_uses_each_record_once_though_workers_and_their_agents_
     assert not queue.failed
 
 
+def test_a_parameter_server_goes_on_though_a_worker_is_killed(home: Path, tmp_path: Path) -> None:
+    folder = ROOT / "examples" / "elastic_training"
+    small = ["--count", "512", "--test", "64", "--epochs", "2"]
+    for command in (["prepare.py", *small], ["parameter_server.py", "--kills", "1"]):
+        done = subprocess.run(
+            [sys.executable, folder / command[0], *command[1:], "--out", tmp_path],
+            env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=200,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 workers killed, 3 started; 0 records missed" in done.stdout
+    [queue] = list_queues(api.open_tasks("any").store)
+    assert queue.finished
+
+
 def test_the_same_seed_gives_the_same_detector(faces_shards: str, settings: Settings) -> None:
     dataset = ShardDataset(faces_shards, decode="rgb", size=(64, 80), settings=settings)
     threads = torch.get_num_threads()

@@ -41,6 +41,9 @@ def curves(options: argparse.Namespace) -> int:
     print(f"{'':14} {'test loss':>9}  of each seed")
     for kind, values in losses.items():
         print(f"{kind:14} {sum(values) / len(values):9.4f}  {' '.join(f'{value:.4f}' for value in values)}")
+    changing, *fixed = losses["changing 2-4"], losses["fixed 2"], losses["fixed 4"]
+    furthest = max(abs(one / other - 1) for each in fixed for one, other in zip(changing, each, strict=True))
+    print(f"the changing ones end at most {furthest:.2%} from a fixed one of their seed")
     return 0
 
 
