@@ -148,7 +148,8 @@ def read_header(file: WeightsFile) -> WeightsHeader:
         raise _wrong(file, f"has {file.size_bytes} bytes: a file of safetensors has at least 8")
     length = int.from_bytes(_read(file, 0, 8), "little")
     if length > MAX_HEADER_BYTES:
-        raise _wrong(file, f"names a header of {length:,} bytes; the format allows {MAX_HEADER_BYTES:,}")
+        most = f"the format allows {MAX_HEADER_BYTES:,}: is it a file of another format, as torch.save writes?"
+        raise _wrong(file, f"names a header of {length:,} bytes; {most}")
     if 8 + length > file.size_bytes:
         raise _wrong(file, f"is cut short: {file.size_bytes:,} bytes, and the header alone would end at {8 + length:,}")
     found = _parse(file, _read(file, 8, 8 + length))

@@ -138,7 +138,7 @@ def test_a_file_that_ends_early_is_an_error(size: int, tmp_path: Path, settings:
     with pytest.raises(WeightsError, match=r"short\.safetensors.*(bytes|cut short)"):
         load_file(path, settings=settings)
     path.write_bytes(struct.pack("<Q", 2**63) + A)
-    with pytest.raises(WeightsError, match="names a header of"):
+    with pytest.raises(WeightsError, match=r"names a header of .* another format"):
         load_file(path, settings=settings)
 
 
