@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from datacache.api import jobs as jobs
     from datacache.api import list_datasets as list_datasets
     from datacache.api import list_snapshots as list_snapshots
+    from datacache.api import lock_snapshot as lock_snapshot
     from datacache.api import merge as merge
     from datacache.api import open_annotations as open_annotations
     from datacache.api import open_catalog as open_catalog
@@ -49,6 +50,8 @@ if TYPE_CHECKING:
     from datacache.api import pin as pin
     from datacache.api import preview as preview
     from datacache.api import problems as problems
+    from datacache.api import pull_snapshot as pull_snapshot
+    from datacache.api import push_snapshot as push_snapshot
     from datacache.api import query as query
     from datacache.api import remove_snapshot as remove_snapshot
     from datacache.api import sample as sample

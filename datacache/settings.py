@@ -78,7 +78,8 @@ class Settings:
     home: Path
     """Everything local lives under it; two homes on one machine never meet."""
     catalog: str = field(repr=False)
-    """`sqlite:///PATH` or `mongodb://…/DATABASE`, which may have a password in it and is in no repr."""
+    """`sqlite:///PATH`, `mongodb://…/DATABASE`, which may have a password in it and is in no repr, or the URL of a
+    bucket's or folder's prefix to which snapshots were pushed, which can only be read."""
     ram_bytes: int
     ssd_bytes: int
     eviction: str = "keep"
@@ -201,6 +202,11 @@ class Settings:
         return self if self.sources is not None else replace(self, sources=_OBJECT_STORES)
 
     @property
+    def catalog_is_shared(self) -> bool:
+        """Tell whether nodes can write into the catalog for one another: it is in MongoDB."""
+        return self.catalog.startswith(("mongodb://", "mongodb+srv://"))
+
+    @property
     def staging_root(self) -> Path:
         """Return where the staging areas of read-write mounts are: `staging`, or a folder in the home."""
         return self.home / "staging" if self.staging is None else self.staging
@@ -267,9 +273,18 @@ def _parse_choice(*choices: str) -> Any:
 
 
 def _parse_catalog(value: str) -> str:
-    if not re.match(r"(sqlite:///.|mongodb(\+srv)?://.)", value):
-        raise ValueError("it must be sqlite:///PATH or mongodb://HOST/DATABASE")
+    if not in_bucket(value) and not re.match(r"(sqlite:///.|mongodb(\+srv)?://.)", value):
+        raise ValueError(CATALOG_URLS)
     return value
+
+
+CATALOG_URLS = "it must be sqlite:///PATH, mongodb://HOST/DATABASE or, to be read only, s3://BUCKET/PREFIX"
+
+
+def in_bucket(url: str) -> bool:
+    """Tell whether the catalog at `url` lies in a bucket or folder: then it can only be read, and nothing is shared
+    through it."""
+    return re.match(r"(s3|gs|az|abfss?|file)://.", url) is not None
 
 
 def _parse_objects(value: str) -> str:

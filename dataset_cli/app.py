@@ -126,9 +126,11 @@ class SnapshotRef(click.ParamType[str]):
     name = "ref"
 
     def convert(self, value: Any, _param: click.Parameter | None, _context: click.Context | None) -> str:
-        """Check it, before anything is opened."""
-        api.parse_ref(str(value))
-        return str(value)
+        """Check it, before anything is opened. For a lock file return what it locks."""
+        lock = api.find_lock(str(value))
+        ref = str(value) if lock is None else lock.ref
+        api.parse_ref(ref)
+        return ref
 
     def shell_complete(self, _context: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         """Return the references that begin so."""

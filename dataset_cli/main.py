@@ -37,12 +37,18 @@ _COLLECT_EVERY = 50_000
 """Objects that were made and are there still: a collection of garbage begins."""
 PIPE_CLOSED = 141
 
-_JOINED = {"umount": "mount", "warm": "cache", "jobs": "cache", **dict.fromkeys(("ls", "cat", "cp", "log"), "files")}
+_JOINED = {
+    "umount": "mount",
+    "warm": "cache",
+    "jobs": "cache",
+    "lock": "travel",
+    **dict.fromkeys(("ls", "cat", "cp", "log"), "files"),
+}
 """Commands in the file of another one."""
 COMMANDS = {
     name: f"dataset_cli.commands.{_JOINED.get(name, name)}"
     for name in (
-        *("snapshot", "dataset", "ls", "cat", "cp", "log"),
+        *("snapshot", "dataset", "ls", "cat", "cp", "log", "lock"),
         *("convert", "merge", "dedupe", "sample", "shard", "query", "stats", "preview"),
         *("predict", "evaluate", "ui", "marks"),
         *("mount", "umount", "flush", "export", "warm", "jobs", "tasks", "bench", "cache", "cluster", "daemon", "k8s"),
@@ -52,6 +58,8 @@ COMMANDS = {
 """Their modules, in the order `--help` shows them."""
 ELSEWHERE = {
     "list": "dsctl snapshot list",
+    "push": "dsctl snapshot push REF URL",
+    "pull": "dsctl snapshot pull REF URL",
     "create": "dsctl snapshot create NAME --from URL",
     "diff": "dsctl snapshot diff REF REF",
     "gc": "dsctl snapshot gc",

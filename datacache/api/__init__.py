@@ -1,10 +1,10 @@
 """The one door to datacache: what users and the edges call, and the only place where layers are put together.
 
-`opening` opens what can be read or written, `snapshots` makes and keeps them, `annotations` is about what is in the
-images, `marks` about what people mark on them, `models` about predictions, `node` about the cache of this machine,
-`training` about queues of tasks and how fast samples come. Functions take `settings`; without them they load them from
-the environment. Any thread may call them. The rest are parts of lower layers that the edges need, mostly the classes of
-what these functions take and return.
+`opening` opens what can be read or written, `snapshots` makes and keeps them, `travel` brings them to other catalogs,
+`annotations` is about what is in the images, `marks` about what people mark on them, `models` about predictions, `node`
+about the cache of this machine, `training` about queues of tasks and how fast samples come. Functions take `settings`;
+without them they load them from the environment. Any thread may call them. The rest are parts of lower layers that the
+edges need, mostly the classes of what these functions take and return.
 """
 
 from __future__ import annotations
@@ -134,6 +134,9 @@ if TYPE_CHECKING:
     from datacache.api.training import measure_loading as measure_loading
     from datacache.api.training import open_tasks as open_tasks
     from datacache.api.training import worker_counts as worker_counts
+    from datacache.api.travel import lock_snapshot as lock_snapshot
+    from datacache.api.travel import pull_snapshot as pull_snapshot
+    from datacache.api.travel import push_snapshot as push_snapshot
     from datacache.api.versions import Descendants as Descendants
     from datacache.api.versions import VersionCounts as VersionCounts
     from datacache.api.versions import descendants as descendants
@@ -143,6 +146,8 @@ if TYPE_CHECKING:
     from datacache.catalog.access import access_of as access_of
     from datacache.catalog.base import Catalog as Catalog
     from datacache.catalog.gc import GarbageReport as GarbageReport
+    from datacache.catalog.lock import Lock as Lock
+    from datacache.catalog.lock import find_lock as find_lock
     from datacache.catalog.record import held_in_words as held_in_words
     from datacache.catalog.record import held_of as held_of
     from datacache.catalog.refs import Removal as Removal
@@ -152,6 +157,7 @@ if TYPE_CHECKING:
     from datacache.catalog.refs import plan_removal as plan_removal
     from datacache.catalog.refs import resolve as resolve
     from datacache.catalog.tasks.base import TaskState as TaskState
+    from datacache.catalog.travel import SnapshotCopy as SnapshotCopy
     from datacache.conversion.pipeline import Conversion as Conversion
     from datacache.daemon import running as _running
     from datacache.daemon.client import DaemonClient as DaemonClient

@@ -5,6 +5,7 @@ Every function takes `settings`; without them they are loaded from the environme
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -21,7 +22,7 @@ from datacache.manifest.model import Entry, Root, SnapshotRecord
 from datacache.manifest.reader import Manifest
 from datacache.reader.blocks import NodeBlocks
 from datacache.reader.snapshot import Snapshot
-from datacache.settings import Settings, load_settings
+from datacache.settings import Settings, in_bucket, load_settings
 
 if TYPE_CHECKING:
     from datacache.shards.reader import Shards
@@ -35,21 +36,37 @@ if TYPE_CHECKING:
 def open_catalog(settings: Settings | None = None) -> Catalog:
     """Open the catalog of the settings. Close it. `CatalogUnavailableError` at first use if it cannot be reached."""
     settings = settings or load_settings()
-    return open_catalog_url(settings.catalog, blob_cache_dir=settings.home)
+    return open_catalog_url(settings.catalog, settings=settings, blob_cache_dir=settings.home)
 
 
 def open_snapshot(ref: str, settings: Settings | None = None) -> PicturedSnapshot:
     """Open `NAME@TAG`, `NAME@ID`, `NAME@latest` or `NAME` for reading.
 
     The reference is resolved once: a tag that moves later does not change what an open snapshot reads. Thread-safe,
-    safe after `fork()`, picklable. `SnapshotNotFoundError` says what there is instead.
+    safe after `fork()`, picklable. The name of a lock file (`data.lock`, see `lock_snapshot`) is a reference, too.
+    `SnapshotNotFoundError` says what there is instead.
     """
-    settings = settings or load_settings()
+    ref, settings = _unlocked(ref, settings or load_settings())
     with ExitStack() as stack:
         catalog = stack.enter_context(closing(open_catalog(settings)))
         record = resolve(catalog, ref)
         manifest = Manifest.open(record.id, catalog.get_blobs)
         return _opened(settings, catalog, record, manifest, stack, reopen=open_snapshot)
+
+
+def _unlocked(ref: str, settings: Settings) -> tuple[str, Settings]:
+    """Return the snapshot that the lock file named `ref` locks, and settings with a catalog that has it; any other
+    reference as it is."""
+    from datacache.catalog.lock import find_lock
+
+    lock = find_lock(ref)
+    if lock is None:
+        return ref, settings
+    if lock.catalog != settings.catalog and in_bucket(lock.catalog):
+        with closing(open_catalog(settings)) as catalog:
+            if catalog.snapshot(lock.dataset, lock.id) is None:
+                settings = dataclasses.replace(settings, catalog=lock.catalog)
+    return lock.ref, settings
 
 
 def _opened(

@@ -76,6 +76,11 @@ def of_all_files(drawn: ProgressBar) -> Tell:
     return lambda done, total, size: drawn.update(f"{done:,} of {total:,} files, {format_bytes(size)}", done, total)
 
 
+def of_blobs(drawn: ProgressBar) -> Tell:
+    """Draw `progress(blobs, of, bytes)` of a snapshot's blobs that are copied."""
+    return lambda done, total, size: drawn.update(f"{done:,} of {total:,} blobs, {format_bytes(size)}", done, total)
+
+
 def of_checks(drawn: ProgressBar) -> Tell:
     """Draw `progress(done, total)` of files or shards that are checked."""
     return lambda done, total: drawn.update(f"checking {done:,} of {total:,}", done, total)

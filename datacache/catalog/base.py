@@ -50,6 +50,9 @@ class Catalog(Protocol):
     url: str
     """The address for messages, without password."""
 
+    read_only: bool
+    """True where no version can be made: `commit` raises `read_only_error`."""
+
     def now_s(self) -> float:
         """Return Unix time by the clock that all users of this catalog share: the clocks of nodes may differ by
         days."""
@@ -63,6 +66,10 @@ class Catalog(Protocol):
     def get_blobs(self, ids: Iterable[BlobId]) -> dict[BlobId, bytes]:
         """Return the stored bytes of those of `ids` that exist. The caller decides whether a missing one is an
         error."""
+        ...
+
+    def has_blobs(self, ids: Iterable[BlobId]) -> set[BlobId]:
+        """Return those of `ids` that exist."""
         ...
 
     def commit(
@@ -133,6 +140,10 @@ class Catalog(Protocol):
         datasets that have the snapshot share it."""
         ...
 
+    def derived_names(self, snapshot_id: str) -> list[str]:
+        """Return the names of all that was derived from a snapshot's content, sorted."""
+        ...
+
     def set_derived(self, snapshot_id: str, name: str, root: BlobId, *, needs: Collection[BlobId] = ()) -> None:
         """Note what was made from a snapshot's content, in place of an earlier note. `root` is a blob as
         `manifest.codec` describes, and `needs` is as for `commit`. The note goes when no dataset lists the snapshot."""
@@ -194,6 +205,8 @@ Change = Callable[[ListedDataset | None], ListedDataset | None]
 
 class DatasetCatalog(ABC):
     """Changes of tags and snapshots, for backends that can change one dataset in one step."""
+
+    read_only = False
 
     @abstractmethod
     def _change(self, name: str, change: Change, *, removes: str = "") -> ListedDataset | None:
@@ -313,4 +326,12 @@ def blobs_missing(what: str, count: int) -> CorruptManifestError:
     return CorruptManifestError(
         f"{count:,} blobs that {what} needs are not in the catalog any more; nothing was changed",
         hint="A garbage collection has removed what an earlier snapshot left. Run the same command again.",
+    )
+
+
+def read_only_error(url: str) -> UsageError:
+    """Return the error for a new version in a catalog that can only be read."""
+    return UsageError(
+        f"the catalog {url} can only be read; nothing was changed",
+        hint=f"Make versions in a catalog of your own (DATACACHE_CATALOG) and push them: dsctl snapshot push REF {url}",
     )

@@ -61,7 +61,7 @@ class BlobCache:
 
     def __init__(self, inner: Catalog, path: Path, *, limit_bytes: int = DEFAULT_LIMIT_BYTES) -> None:
         self._inner = inner
-        self.url = inner.url
+        self.url, self.read_only = inner.url, inner.read_only
         self._path = path.absolute()
         self._limit_bytes = limit_bytes
         self._file = SqliteFile(self._path, self._uri, _prepare)
@@ -73,6 +73,7 @@ class BlobCache:
         self.datasets, self.snapshots, self.documents = inner.datasets, inner.snapshots, inner.documents
         self.set_tag, self.remove_tag, self.remove_snapshot = inner.set_tag, inner.remove_tag, inner.remove_snapshot
         self.set_derived, self.remove_document = inner.set_derived, inner.remove_document
+        self.has_blobs, self.derived_names = inner.has_blobs, inner.derived_names
 
     def __repr__(self) -> str:
         return f"BlobCache({self._inner!r})"

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from datacache.catalog.access import inherit_access
-from datacache.catalog.base import Catalog, check_tags_free
+from datacache.catalog.base import Catalog, check_tags_free, read_only_error
 from datacache.catalog.mark import blobs_of
 from datacache.catalog.objects import NewFiles, ObjectWriter
 from datacache.catalog.refs import check_name, check_tag
@@ -80,6 +80,8 @@ def check_target(catalog: Catalog, naming: Naming, lineage: Lineage) -> DatasetR
     check_name(naming.name)
     for tag in naming.tags:
         check_tag(tag)
+    if catalog.read_only:
+        raise read_only_error(catalog.url)
     dataset = catalog.dataset(naming.name)
     if not naming.replace:
         _check_latest(catalog, dataset, kind_of(lineage))

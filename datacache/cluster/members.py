@@ -193,16 +193,16 @@ def open_members(settings: Settings, holder: str) -> Members | None:
         listed = [parse_node(text) for text in settings.cluster_members]
         for mine in (each for each in listed if each.id == node):
             _expect_alike(mine, settings)
-        if not settings.catalog.startswith("sqlite:"):
+        if settings.catalog_is_shared:
             log.info("the members are those of DATACACHE_CLUSTER_MEMBERS: none are looked for in the catalog")
         return StaticMembers(
             node,
             # This node knows itself by where it listens, which may be all its addresses.
             tuple(Member(n.id, settings.listen if n.id == node else n.address, n.weight, n.zone) for n in listed),
         )
-    if settings.catalog.startswith("sqlite:"):
+    if not settings.catalog_is_shared:
         raise SettingsError(
-            "the members of a cluster are found through a catalog in MongoDB, and this node's is an SQLite file",
+            "the members of a cluster are found through a catalog in MongoDB, and this node's is none",
             hint="Set DATACACHE_CATALOG to mongodb://…, or list the nodes in DATACACHE_CLUSTER_MEMBERS.",
         )
     if is_everywhere(settings.listen):

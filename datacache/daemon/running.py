@@ -88,7 +88,7 @@ def run(settings: Settings, *, wait: bool = False) -> None:
         stack.callback(keeper.close)
         remove_abandoned_dirs(settings.ram_dir)
         writer = stack.enter_context(open_tiers(settings))
-        catalog = open_catalog_url(settings.catalog, blob_cache_dir=settings.home)
+        catalog = open_catalog_url(settings.catalog, settings=settings, blob_cache_dir=settings.home)
         stack.callback(catalog.close)
         members = open_members(settings, holder(settings.home))
         parts, count = None, settings.processes or parts_by_cores()
@@ -105,7 +105,7 @@ def run_part(settings: Settings, part: Part, parent: int, nodes: int | None) -> 
     environments = None if settings.daemon == "external" else Environments.take_from(os.environ)
     with contextlib.ExitStack() as stack:
         writer = stack.enter_context(open_part(settings, part))
-        catalog = open_catalog_url(settings.catalog, blob_cache_dir=settings.home)
+        catalog = open_catalog_url(settings.catalog, settings=settings, blob_cache_dir=settings.home)
         stack.callback(catalog.close)
         members, listener = None, None
         if nodes is not None:

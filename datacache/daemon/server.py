@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -118,7 +119,7 @@ class Daemon:
             from datacache.cluster.replicas.receiver import Replicas
             from datacache.daemon.nodes import NodeRequests
 
-            if not self._part.number and not settings.catalog.startswith("sqlite:"):
+            if not self._part.number and settings.catalog_is_shared:
                 self._replicas = Replicas(settings, peers.me.node, child_environment(settings, environments))
             self.nodes = NodeRequests(peers, self.fetcher, others, self._replicas)
         lru_bytes = writer.tiers[-1].budget_bytes if settings.eviction == "lru" else None
@@ -132,7 +133,7 @@ class Daemon:
             part=writer.part,
             peers=peers,
         )
-        self._leases = MountLeases(settings, open_catalog_url)
+        self._leases = MountLeases(settings, partial(open_catalog_url, settings=settings))
         self._sends = Sends()
         self._considered: set[str] = set()
         self._chores = ThreadPoolExecutor(2, thread_name_prefix="chore")

@@ -42,7 +42,7 @@ def status(app: App) -> None:
         modes = {"*": "share"} | state["mode"]
         mode = ", ".join([*(f"{pattern} {modes.pop(pattern)}" for pattern in list(modes)[1:]), *modes.values()])
         app.out.line(f"cluster {state['cluster']}; mode {mode}; {given_by_nodes(state['from_nodes'])}")
-        if state["listed"] and not app.settings.catalog.startswith("sqlite:"):
+        if state["listed"] and app.settings.catalog_is_shared:
             app.out.line("the members are those of DATACACHE_CLUSTER_MEMBERS: none are looked for in the catalog")
     if state["problem"]:
         known = "the members are those that were known last" if state["members"] else "no members are known yet"

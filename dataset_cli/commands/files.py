@@ -58,6 +58,8 @@ class SnapshotPath(click.ParamType[Located]):
         if "://" in str(value):
             hint = f"Make a snapshot of it: dsctl snapshot create NAME --from {value}"
             raise UsageError(f"{value} is a URL, and not in a snapshot", hint=hint)
+        if lock := api.find_lock(str(value)):
+            return Located(lock.ref, "")
         name, at, rest = str(value).partition("@")
         version, _, path = rest.partition("/")
         ref = f"{name}@{version}" if at else name.rstrip("/")

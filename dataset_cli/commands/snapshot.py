@@ -22,6 +22,7 @@ from dataset_cli.app import App, DatasetName, SnapshotRef, command, confirm, nam
 from dataset_cli.commands.diff import diff
 from dataset_cli.commands.gc import gc
 from dataset_cli.commands.imports import import_options, import_snapshot
+from dataset_cli.commands.travel import pull, push
 from dataset_cli.commands.verify import verify
 from dataset_cli.output import format_time, printable
 
@@ -33,6 +34,8 @@ def snapshot() -> None:
 
 snapshot.add_command(diff)
 snapshot.add_command(gc)
+snapshot.add_command(pull)
+snapshot.add_command(push)
 snapshot.add_command(verify)
 
 

@@ -14,6 +14,7 @@ import shlex
 import signal
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -298,7 +299,7 @@ def _let_go(settings: Settings) -> None:
         if daemon.alive():
             daemon.hold_mounts()
         else:
-            MountLeases(settings, open_catalog_url).renew()
+            MountLeases(settings, partial(open_catalog_url, settings=settings)).renew()
     except (DatacacheError, OSError) as exc:
         _log.info("the catalog takes it for mounted still: %s", exc)
 

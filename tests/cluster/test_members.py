@@ -305,7 +305,7 @@ def test_a_node_without_a_cluster_has_no_members(settings: Settings) -> None:
             "openssl",
         ),
         ({"node": "c"}, "'c' is not in DATACACHE_CLUSTER_MEMBERS", "one of a, b"),
-        ({"cluster_members": ()}, "SQLite", "DATACACHE_CLUSTER_MEMBERS"),
+        ({"cluster_members": ()}, "in MongoDB, and this node", "DATACACHE_CLUSTER_MEMBERS"),
         ({"listen": "10.0.0.2:7070"}, "is 10.0.0.2:7070, and .* has a at 10.0.0.1:7070", "the same"),
         ({"listen": "0.0.0.0:7071"}, "is 0.0.0.0:7071, and .* has a at 10.0.0.1:7070", "the same"),
         ({"zone": "south"}, "is south, and .* has a in the zone north", "unset DATACACHE_ZONE"),

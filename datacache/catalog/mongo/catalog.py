@@ -125,6 +125,15 @@ class MongoCatalog(DatasetCatalog):
                 for blob in collection.find({"_id": {"$in": part}}, {"data": 1})
             }
 
+    def has_blobs(self, ids: Iterable[BlobId]) -> set[BlobId]:
+        with self._database.errors():
+            collection = self._database.collection("blobs")
+            return {
+                BlobId(bytes(blob["_id"]))
+                for part in batches(dict.fromkeys(ids), BATCH_IDS)
+                for blob in collection.find({"_id": {"$in": part}}, {"_id": 1})
+            }
+
     # --- snapshots and tags ---------------------------------------------------------------------------------
 
     def commit(
@@ -182,6 +191,11 @@ class MongoCatalog(DatasetCatalog):
         with self._database.errors():
             found = self._newest_derived(snapshot_id, name)
         return None if found is None else BlobId(bytes(found["root"]))
+
+    def derived_names(self, snapshot_id: str) -> list[str]:
+        with self._database.errors():
+            wanted = {"snapshot": snapshot_id, "ready": True}
+            return sorted(self._database.collection("derived").distinct("name", wanted))
 
     def set_derived(self, snapshot_id: str, name: str, root: BlobId, *, needs: Collection[BlobId] = ()) -> None:
         """See `Catalog.set_derived`. Each call writes its own document, and garbage collection removes replaced

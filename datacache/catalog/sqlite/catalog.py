@@ -118,6 +118,14 @@ class SqliteCatalog(DatasetCatalog):
                 found.update((BlobId(id), data) for id, data in rows)
         return found
 
+    def has_blobs(self, ids: Iterable[BlobId]) -> set[BlobId]:
+        found: set[BlobId] = set()
+        for part, marks in id_batches(ids):
+            with self.reading() as connection:
+                rows = connection.execute(f"SELECT id FROM blobs WHERE id IN ({marks})", part)  # noqa: S608
+                found.update(BlobId(id) for (id,) in rows)
+        return found
+
     # --- snapshots and tags ---------------------------------------------------------------------------------
 
     def commit(
@@ -212,6 +220,11 @@ class SqliteCatalog(DatasetCatalog):
                 "SELECT root FROM derived WHERE snapshot = ? AND name = ?", (snapshot_id, name)
             ).fetchone()
         return None if row is None else BlobId(row[0])
+
+    def derived_names(self, snapshot_id: str) -> list[str]:
+        with self.reading() as connection:
+            rows = connection.execute("SELECT name FROM derived WHERE snapshot = ? ORDER BY name", (snapshot_id,))
+            return [str(name) for (name,) in rows]
 
     def set_derived(self, snapshot_id: str, name: str, root: BlobId, *, needs: Collection[BlobId] = ()) -> None:
         now_s = int(self.now_s())

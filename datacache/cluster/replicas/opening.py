@@ -29,9 +29,9 @@ def open_replication(
     settings say so. `AreaTakenError` if another node has taken the area over, and it is put aside; `StagingError` where
     it is `in_use`: then programs have files of it open. `UsageError` where the settings lack what it takes; the
     catalog's errors."""
-    if settings.catalog.startswith("sqlite:"):
+    if not settings.catalog_is_shared:
         raise UsageError(
-            "which node may upload is settled in the catalog, and this node's is an SQLite file",
+            "which node may upload is settled in a catalog in MongoDB, and this node's is none",
             hint="For ack=replicated set DATACACHE_CATALOG to mongodb://…, the same on all nodes: docs/CLUSTER.md",
         )
     if settings.replica_lease_s < 2 * settings.store_timeout_s:
