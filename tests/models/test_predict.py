@@ -10,7 +10,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -24,7 +24,10 @@ from onnx import TensorProto, helper, numpy_helper
 from datacache import api
 from datacache.annotations.table.ranges import Row
 from datacache.core.errors import OtherKindError, PathNotFoundError, PredictError, UsageError
+from datacache.core.joblog import JobLog
+from datacache.models.outputs import Found
 from datacache.models.predicting.predict import Predicted, checksum_of
+from datacache.models.predicting.results import BatchOutcome, PredictedImage, Results
 from datacache.models.predicting.stages import device_for
 from datacache.settings import Settings
 from tests.models.finder import Failing, Finder, SmallFinder, Sorter
@@ -105,6 +108,16 @@ def test_the_id_depends_on_neither_batches_nor_processes(faces: str, settings: S
         predict(faces, settings, f"{MODEL}:Finder", processes=2, decoders=1, batch_size=2).record.id,
     }
     assert len(ids) == 1
+
+
+def test_results_are_read_in_the_order_of_images_whichever_came_first(tmp_path: Path) -> None:
+    nothing = Found(np.zeros((0, 4), np.float32), np.zeros(0, np.int64), np.zeros(0, np.float32))
+    with closing(JobLog(tmp_path, {}, taken=PredictError("taken"))) as log:
+        results = Results(log, 3, 1, 0.0)
+        results.begin(["mask"])
+        for image in (2, 0, 1):
+            results.add(BatchOutcome(image, [PredictedImage(image, (9, 9), (9, 9), nothing)], [], 0.0))
+        assert [kept.image for kept in results.read()] == [0, 1, 2]
 
 
 def test_boxes_of_a_resized_image_are_in_pixels_of_the_image_itself(faces: str, settings: Settings) -> None:
@@ -209,8 +222,15 @@ def test_a_model_that_fails_names_its_images_and_later_runs_go_on_behind_them(
         predict(faces, settings, Failing, weights=weights)
     assert len(info.value.images) == 5
     (tmp_path / "fails").unlink()
-    made = predict(faces, settings, Failing, weights=weights)
+    steps: list[int] = []
+
+    def count(what: str, done: int, _total: int) -> None:
+        if what == "predicting":
+            steps.append(done)
+
+    made = predict(faces, settings, Failing, weights=weights, progress=count)
     assert made.report.resumed == 5
+    assert steps == [5, 10, 15, 20, 24]  # and the first five are not asked for again
     assert made.record.id == predict(faces, settings).record.id
     assert predict(faces, settings, Failing, weights=weights).report.resumed == 0  # what is done is forgotten
 
