@@ -10,6 +10,7 @@ Reached through `datacache.api.evaluate`. One thread a call.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -176,6 +177,10 @@ def evaluate_tables(
     `UsageError` where no image, or nothing on them, can be compared."""
     if not 0 < iou <= 1:
         raise UsageError(f"an overlap of {iou:g} is none", hint="It is above 0, and 1 at most.")
+    if score is not None and not 0 <= score < math.inf:
+        raise UsageError(f"{score:g} is no score to count predictions from", hint="It is a number from 0 on.")
+    if worst < 0:
+        raise UsageError(f"there are no {worst} worst images", hint="It is a number from 0 on.")
     _check_kinds(names, labelled, predicted)
     chosen = _Chosen(names, labelled, predicted, keep_unannotated=keep_unannotated)
     if labelled.boxes:
@@ -290,12 +295,14 @@ def _evaluate_objects(
     numbers = {label: n for n, label in enumerate(labels)}
     counter = DetectionCounter(len(labels), iou)
     counts = np.zeros((2, len(labels)), np.int64)
+    unsure = 0
     for stretch in chosen.stretches(progress):
         old, new, (places, others), *_ = stretch
         assert old
         assert new
         one, two = object_arrays(old, places, numbers), object_arrays(new, others, numbers)
         counter.add(one, old.areas[old.objects_of(places)], two, len(places))
+        unsure += int((two.scores <= 0).sum())
         both = one.classes[~one.crowds], two.classes
         counts += [np.bincount(classes, minlength=len(labels)) for classes in both]
     found = counter.finish()
@@ -335,7 +342,7 @@ def _evaluate_objects(
         coco=found.summary() if scored else {},
         best=best,
         curves={labels[n]: found.curves[n].tolist() for n in there if scored and counts[0, n]},
-        warnings=_warnings(chosen, labels, counts, scored=scored),
+        warnings=_warnings(chosen, labels, counts, scored=scored, unsure=unsure),
     )
 
 
@@ -378,7 +385,9 @@ def _confusion(objects: Counter[tuple[str, str, str]]) -> list[Confusion]:
     return [Confusion(*both, number) for both, number in sorted(times.items(), key=lambda item: (-item[1], item[0]))]
 
 
-def _warnings(chosen: _Chosen, labels: Sequence[str], counts: NDArray[np.int64], *, scored: bool) -> list[str]:
+def _warnings(
+    chosen: _Chosen, labels: Sequence[str], counts: NDArray[np.int64], *, scored: bool, unsure: int = 0
+) -> list[str]:
     """Return what makes the numbers other than they look, with the way out."""
     against, name = chosen.names
     found = [f"left out: {say(each)}" for each in chosen.left_out()]
@@ -390,6 +399,12 @@ def _warnings(chosen: _Chosen, labels: Sequence[str], counts: NDArray[np.int64],
             f"the predictions of {name} have no scores, so there is no average precision: dsctl predict writes scores, "
             "as do the formats yolo-predictions and coco"
         )
+    elif unsure:
+        found.append(
+            f"{count(unsure, 'prediction')} of {name} of the score 0, or without a score that is a number: the least "
+            "sure of all"
+        )
+    found += _said_of_reading(name, chosen.tables[1])
     unknown = [label for label, a, b in zip(labels, objects, predictions, strict=True) if b and not a]
     unfound = [label for label, a, b in zip(labels, objects, predictions, strict=True) if a and not b]
     if unknown:
@@ -401,6 +416,18 @@ def _warnings(chosen: _Chosen, labels: Sequence[str], counts: NDArray[np.int64],
     if unknown and unfound:
         found[-1] += "; where one class has two names, dsctl convert --map gives it one"
     return found
+
+
+def _said_of_reading(name: str, predicted: Table) -> list[str]:
+    """Return what was left out or changed of predictions when they were read."""
+    said = []
+    for action, what in (("skipped", "left out"), ("repaired", "mended, as boxes that lead out of their images are")):
+        kinds = [problem for problem in predicted.problem_counts if problem.action == action]
+        if kinds:
+            times = count(sum(problem.times for problem in kinds), "entry", "entries")
+            codes = ", ".join(problem.code for problem in kinds)
+            said.append(f"{times} in the annotations of {name} {what} ({codes}): dsctl stats {name} --problems")
+    return said
 
 
 def _listed(labels: Sequence[str], most: int = 5) -> str:

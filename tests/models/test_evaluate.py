@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -319,3 +320,82 @@ def test_an_overlap_of_nothing_is_refused() -> None:
     for iou in (0, 1.5, float("nan")):
         with pytest.raises(UsageError, match="an overlap of"):
             evaluated(some, some, iou=iou)
+
+
+# --- predictions that others have written ---------------------------------------------------------------------------
+
+
+def written(folder: Path, settings: Settings, change: Callable[[dict[str, Any]], dict[str, Any]]) -> str:
+    """A snapshot of six images with a cat each in the same place, of which the first two are changed."""
+    folder.mkdir()
+    for number in range(6):
+        Image.new("RGB", (200, 100), (number, 0, 0)).save(folder / f"{number}.png")
+    images = [{"id": n, "file_name": f"{n}.png", "width": 200, "height": 100} for n in range(6)]
+    objects = [
+        {"id": n, "image_id": n, "category_id": 1, "bbox": [10, 10, 50, 50], "area": 2500, "score": 0.9}
+        for n in range(6)
+    ]
+    objects[:2] = map(change, objects[:2])
+    content = {"images": images, "annotations": objects, "categories": [{"id": 1, "name": "cat"}]}
+    (folder / "instances.json").write_text(json.dumps(content))
+    return api.create_snapshot(folder.name, folder.as_uri(), settings=settings).ref
+
+
+@pytest.mark.parametrize("score", [float("nan"), float("inf"), "high", None, [0.9]])
+def test_scores_that_are_none_count_as_the_least_and_are_told(tmp_path: Path, settings: Settings, score: Any) -> None:
+    labels = written(tmp_path / "labels", settings, lambda each: each)
+    guesses = written(tmp_path / "guesses", settings, lambda each: each | {"score": score})
+    found = api.evaluate(guesses, labels, settings=settings)
+    assert found.map == pytest.approx(1.0)
+    assert (found.score, found.recall) == (0.0, 1.0)
+    assert [warning for warning in found.warnings if "2 predictions of guesses@" in warning]
+    assert api.accept_predictions(guesses, name="taken", least_score=0.5, settings=settings).accepted == 4
+
+
+def test_predictions_that_were_left_out_or_changed_while_they_were_read_are_told(
+    tmp_path: Path, settings: Settings
+) -> None:
+    labels = written(tmp_path / "labels", settings, lambda each: each)
+    assert api.evaluate(labels, labels, settings=settings).warnings == []
+    for name, change, told in (
+        ("lost", {"image_id": 99}, r"2 entries .* left out \(image-unknown\)"),
+        ("outside", {"bbox": [-40, -40, 100, 100]}, r"2 entries .* mended"),
+    ):
+        guesses = written(tmp_path / name, settings, lambda each, change=change: each | change)  # type: ignore[misc]
+        [warning] = api.evaluate(guesses, labels, settings=settings).warnings
+        assert re.search(told, warning)
+
+
+def test_scores_in_percent_are_not_accepted(tmp_path: Path, settings: Settings) -> None:
+    guesses = written(tmp_path / "guesses", settings, lambda each: each | {"score": 91})
+    with pytest.raises(UsageError, match=r"0\.png has the score 91, and scores are from 0 to 1"):
+        api.accept_predictions(guesses, name="taken", least_score=0.5, settings=settings)
+
+
+def test_of_a_classified_image_the_highest_score_is_accepted_and_one_that_is_none_is_not(
+    tmp_path: Path, settings: Settings
+) -> None:
+    folder = tmp_path / "sorted"
+    folder.mkdir()
+    scores: list[dict[str, float]] = [{"a": 0.3, "b": 0.7}, {"a": 0.9, "b": float("nan")}]
+    for number in range(2):
+        Image.new("RGB", (20, 10), (number, 0, 0)).save(folder / f"{number}.png")
+    lines = [{"file_name": f"{n}.png", "label": "a", "scores": each} for n, each in enumerate(scores)]
+    (folder / "metadata.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    ref = api.create_snapshot("sorted", folder.as_uri(), settings=settings).ref
+    taken = api.accept_predictions(ref, name="taken", least_score=0.5, settings=settings)
+    assert dict(taken.classes) == {"b": 1}
+
+
+@pytest.mark.parametrize("how", [{"score": float("nan")}, {"score": -0.1}, {"worst": -1}, {"iou": float("nan")}])
+def test_thresholds_that_cannot_be_meant_are_refused(how: dict[str, float]) -> None:
+    labels = table({"a.png": [box("cat", 1, 1, 9, 9)]})
+    with pytest.raises(UsageError):
+        evaluated(labels, labels, **how)
+
+
+def test_scores_are_found_where_the_first_objects_have_none() -> None:
+    boxes = {f"{n:06}.png": [box("cat", 1, 1, 9, 9)] for n in range(5000)}
+    guesses = table(boxes | {"z.png": [guess("cat", 1, 1, 9, 9)]})
+    assert len(guesses.row_counts()) > 1
+    assert evaluated(table(boxes | {"z.png": []}), guesses).coco

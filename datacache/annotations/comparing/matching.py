@@ -11,6 +11,7 @@ Pure functions over arrays; any thread.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
@@ -180,8 +181,9 @@ def score_of(box: Box) -> float:
 
 
 def score_in(attributes: Sequence[tuple[str, str]]) -> float:
-    """Return the score that attributes hold; 0 for none."""
+    """Return the score that attributes hold; 0 for none, and for what is no finite number."""
     try:
-        return float(next((value for name, value in attributes if name in _SCORES), 0.0))
+        score = float(next((value for name, value in attributes if name in _SCORES), 0.0))
     except ValueError:
         return 0.0
+    return score if math.isfinite(score) else 0.0

@@ -79,8 +79,8 @@ def has_scores(table: Table) -> bool:
     """Tell whether a table is one of predictions: one of the first objects that it has has a score."""
     for loaded in islice(table.loaded(range(len(table.row_counts()))), _LOOKED_AT):
         objects = UnpackedRange(loaded).objects
-        if len(objects.flags):
-            return bool((_scores(objects.scores, objects.kinds, objects.attributes) > 0).any())
+        if (_scores(objects.scores, objects.kinds, objects.attributes) > 0).any():
+            return True
     return False
 
 

@@ -8,6 +8,7 @@ beside what others have there. One thread.
 from __future__ import annotations
 
 import json
+import math
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -175,7 +176,7 @@ def _accept_objects(
             score = _score(box)
             if score is None:
                 boxes.append(box)
-            elif score >= least_score:
+            elif _is_sure(score, least_score, annotation.path):
                 accepted += 1
                 boxes.append(_label_of(box, score))
             else:
@@ -210,7 +211,7 @@ def _accept_classes(
         row = snapshot.manifest.find(path.encode("utf-8", "surrogateescape"))
         if row is None:
             continue
-        if score >= least_score:
+        if _is_sure(score, least_score, path):
             accepted += 1
             taken.accept(row, path, label, score)
         else:
@@ -220,7 +221,8 @@ def _accept_classes(
 
 def read_scores(snapshot: Snapshot) -> dict[str, list[tuple[str, float]]]:
     """Return the `scores` of images in the `metadata.jsonl` of a snapshot, as `Predictions` writes them: by path,
-    classes and scores, the likeliest first. Lines of something else than predictions are passed over."""
+    classes and scores, the likeliest first. Lines of something else than predictions,
+    and scores that are no finite numbers, are passed over."""
     found: dict[str, list[tuple[str, float]]] = {}
     for line in snapshot.read(_METADATA).splitlines() if _METADATA in snapshot else ():
         try:
@@ -229,9 +231,17 @@ def read_scores(snapshot: Snapshot) -> dict[str, list[tuple[str, float]]]:
             path = str(said["file_name"])
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             continue
-        if scores:
+        if scores and all(math.isfinite(score) for _, score in scores):
             found[path] = sorted(scores, key=lambda each: -each[1])
     return found
+
+
+def _is_sure(score: float, least_score: float, path: str) -> bool:
+    """Tell whether a score is high enough. `UsageError` where it is of another scale."""
+    if score > 1.01:  # the sum of class scores may be so much larger than 1
+        hint = "Are they percent? Divide them by 100, and make a snapshot of that."
+        raise UsageError(f"{path} has the score {score:g}, and scores are from 0 to 1", hint=hint)
+    return score >= least_score
 
 
 def _line(said: dict[str, Any]) -> bytes:
