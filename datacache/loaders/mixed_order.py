@@ -22,6 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from fractions import Fraction
+from numbers import Rational, Real
 from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
@@ -48,13 +49,14 @@ def places_of(sizes: Sequence[int], weights: Sequence[float], stop: Stop = "all"
     """
     if stop not in ("all", "first"):
         raise UsageError(f"stop={stop!r}: an epoch ends with all parts or with the first one", hint="'all' or 'first'.")
-    for number, weight in enumerate(weights):
-        if not (math.isfinite(weight) and weight > 0):
+    given: Sequence[Any] = weights  # those of NumPy are numbers, too
+    for number, weight in enumerate(given):
+        if not (isinstance(weight, Real) and math.isfinite(weight) and float(weight) > 0):
             raise UsageError(
                 f"part {number} of this mix has the weight {weight!r}",
                 hint="Weights are numbers above 0, of any sum. A part that should not come is left out.",
             )
-    exact = [Fraction(weight) for weight in weights]
+    exact = [Fraction(weight if isinstance(weight, Rational) else float(weight)) for weight in given]
     decides = (max if stop == "all" else min)(size / weight for size, weight in zip(sizes, exact, strict=True))
     places = [max(1, round(decides * weight)) for weight in exact]
     if sum(places) > MAX_PLACES:

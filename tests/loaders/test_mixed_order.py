@@ -208,9 +208,13 @@ def test_a_large_epoch_is_dealt_exactly_to_its_end() -> None:
     assert places_of((2**30 + 2, 3), (1, 1), "first") == [3, 3]
 
 
-@pytest.mark.parametrize("weight", [0, -0.5, float("nan"), float("inf")])
-def test_a_weight_that_is_none_is_an_error_that_names_the_part(weight: float) -> None:
-    with pytest.raises(UsageError, match=f"part 1 of this mix has the weight {weight}"):
+def test_weights_may_be_numbers_of_numpy() -> None:
+    assert places_of((20, 7), (np.float32(2), np.int64(1))) == [20, 10]
+
+
+@pytest.mark.parametrize("weight", [0, -0.5, float("nan"), float("inf"), None, "1"])
+def test_a_weight_that_is_none_is_an_error_that_names_the_part(weight: Any) -> None:
+    with pytest.raises(UsageError, match=f"part 1 of this mix has the weight {weight!r}"):
         places_of((10, 10), (1, weight))
 
 
