@@ -92,7 +92,7 @@ def predict(
         return
     if "classes" in given:
         given["classes"] = api.read_classes(given["classes"])
-    with app.out.progress(f"predicting on {ref}") as bar:
+    with app.out.progress(ref) as bar:
         done = api.predict(
             ref,
             model or "",
