@@ -28,6 +28,8 @@ MAX_PIXELS = 8192 * 4352
 """8K. A decoder holds some twenty frames."""
 MAX_IMAGES = 1_000_000
 """The most images of one video."""
+MAX_STRETCHES = 10_000
+"""Three days and a half: a Matroska file of a few bytes may claim a million years."""
 EXTENSIONS = (
     *(".mp4", ".m4v", ".mov", ".qt", ".3gp", ".3g2", ".mkv", ".webm", ".avi", ".ts", ".mts", ".m2ts", ".mpg", ".mpeg"),
     *(".vob", ".flv", ".f4v", ".wmv", ".asf", ".ogv", ".mxf", ".mjpeg", ".gif", ".h264", ".264", ".h265", ".hevc"),
@@ -176,13 +178,14 @@ class OpenVideo:
     # --- stretches ---
 
     def stretches(self) -> int:
-        """Return into how many stretches the video is cut; 1 where it cannot be."""
+        """Return into how many stretches the video is cut; 1 where it cannot be, or claims to be longer than any."""
         duration_s = self._duration_s()
         if self._sampling.step_s is None or not self._is_foretelling():
             return 1
         if duration_s is None or duration_s < 2 * STRETCH_S or self._found_seam(1) is None:
             return 1
-        return math.ceil(duration_s / STRETCH_S)
+        count = math.ceil(duration_s / STRETCH_S)
+        return count if count <= MAX_STRETCHES else 1
 
     def _is_foretelling(self) -> bool:
         """Tell whether packets tell which frames are wanted, and where decoding can begin."""

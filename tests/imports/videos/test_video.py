@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from contextlib import closing
 from fractions import Fraction
 from pathlib import Path
@@ -174,3 +175,17 @@ def test_each_time_has_one_frame_and_names_sort_by_time() -> None:
     assert fitted(1280, 720, 640) == (640, 360)
     assert fitted(100, 2000, 640) == (32, 640)
     assert fitted(100, 200, 640) == (100, 200)
+
+
+def test_a_length_that_cannot_be_is_not_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(video, "STRETCH_S", 2)
+    film = make_film(tmp_path / "film.mkv", *_X264)
+    data = bytearray(film.read_bytes())
+    at = data.index(b"\x44\x89\x88") + 3  # Duration, of 8 bytes
+    taken = our_frames(film, "every=1s")
+    for length_s in (1_000.0, 1e9, 1e15):
+        data[at : at + 8] = struct.pack(">d", length_s * 1_000)
+        film.write_bytes(data)
+        with film.open("rb") as file, closing(OpenVideo(file, parse_sampling("every=1s"))) as opened:
+            assert opened.stretches() == (500 if length_s == 1_000 else 1)
+        assert our_frames(film, "every=1s") == taken
