@@ -9,6 +9,7 @@
     {prefix}/datasets/NAME/@tags/TAG               the id that a tag names
     {prefix}/datasets/NAME/@latest                 the id of the snapshot that was pushed last
     {prefix}/derived/ID/NAME                       the root of what was derived from a snapshot, such as its annotations
+                                                   (NAME as in a URL, with %2F: one name may lie below another)
 
 A manifest has thousands of small blobs, so they lie in bundles, each of them in one: a push reads what all bundles
 hold, and whoever opens a snapshot reads the one index of its root. Every object but tags and `@latest` is written once
@@ -18,23 +19,27 @@ move one tag at once, the later one has it. No data set's name has an `@`, so th
 
 `BucketCatalog` reads and writes the objects; `snapshot push` and `pull` copy to it and from it (`catalog.travel`).
 `ReadOnlyCatalog` is what `DATACACHE_CATALOG=s3://…` opens: a `Catalog` that refuses new versions. What a reader writes
-beside them (documents, and annotations that were not pushed) lies in a file of its home. Any thread; after `fork()` and
-pickled, too.
+beside them (documents, and annotations that were not pushed) lies in a file of its home. Anybody may have written to
+the bucket: what is no name is passed over, what is larger than a push writes it is not read, and what cannot be is an
+error. Any thread; after `fork()` and pickled, too.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import struct
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from hashlib import blake2b
 from typing import NamedTuple, NoReturn
+from urllib.parse import quote, unquote
 
 from datacache.catalog.base import Collected, Live, batches, blobs_missing, check_tags_free, read_only_error
 from datacache.catalog.packs import content_etag
 from datacache.catalog.record import decode_record, encode_record
+from datacache.catalog.refs import is_name, is_tag, is_whole_id
 from datacache.catalog.sqlite.catalog import SqliteCatalog
 from datacache.core.concurrency import map_in_threads
 from datacache.core.errors import (
@@ -46,7 +51,7 @@ from datacache.core.errors import (
     StoreUnavailableError,
 )
 from datacache.core.ids import CONTENT_KEY, ObjectRef
-from datacache.core.packed import unpack
+from datacache.core.packed import MOST_BYTES, unpack
 from datacache.manifest import codec
 from datacache.manifest.model import BlobId, DatasetRecord, SnapshotRecord
 from datacache.settings import Settings
@@ -62,6 +67,9 @@ _GAP_BYTES = 64 * 1024
 _ROOTS = 4
 _IDS = struct.Struct("<16sI")
 _INDEXED = struct.Struct("<16s16sIII")
+_TEXT_BYTES, _RECORD_BYTES = 2**12, 2**24
+"""The most of an object that is an id or the mark, and of a record."""
+_NOTE = re.compile(r"[!-~]{1,200}")
 _MARK = "catalog.json"
 _LATEST, _SNAPSHOTS, _TAGS = "@latest", "@snapshots/", "@tags/"
 
@@ -145,14 +153,15 @@ class BucketCatalog:
             return
         with self._errors():
             known = {_bundle_key(place.bundle, place.bundle_bytes) for place in self._places.values()}
-            keys = [key for name in self._names("bundles/") if (key := f"bundles/{name}").endswith(".ids")]
-            new = [key for key in keys if key.removesuffix(".ids") not in known]
-            for key, raw in zip(new, map_in_threads(self._get, new, threads=_THREADS), strict=True):
-                named = CONTENT_KEY.fullmatch(key.removesuffix(".ids"))
-                if named is None or raw is None or len(raw) % _IDS.size:
-                    raise CorruptManifestError(f"{self.url}/{key} is not what a push has written there")
-                blobs = ((BlobId(id), size) for id, size in _IDS.iter_unpack(raw))
-                self._note(bytes.fromhex(named[1] + named[2]), blobs)
+            keys = {f"bundles/{name}" for name in self._names("bundles/")}
+            new = sorted(key for key in keys if f"{key}.ids" in keys and key not in known)
+            read = map_in_threads(lambda key: self._get(f"{key}.ids", _BUNDLE_BLOBS * _IDS.size), new, threads=_THREADS)
+            for key, raw in zip(new, read, strict=True):
+                named = CONTENT_KEY.fullmatch(key)
+                blobs = [*_IDS.iter_unpack(raw)] if raw and len(raw) % _IDS.size == 0 else []
+                if named is None or sum(size for _, size in blobs) != int(named[3]):
+                    raise CorruptManifestError(f"{self.url}/{key}.ids is not what a push has written there")
+                self._note(bytes.fromhex(named[1] + named[2]), ((BlobId(id), size) for id, size in blobs))
         self._looked = True
 
     def _note(self, bundle: bytes, blobs: Iterable[tuple[BlobId, int]]) -> None:
@@ -164,12 +173,14 @@ class BucketCatalog:
             self._places.setdefault(id, _BlobPlace(bundle, at, size, start))
 
     def _read_index(self, root: BlobId) -> None:
-        stored = self._get(f"index/{root.hex()}")
+        stored = self._get(f"index/{root.hex()}", MOST_BYTES)
         if stored is None:
             return
         try:
-            for id, *place in _INDEXED.iter_unpack(unpack(stored)):
-                self._places.setdefault(BlobId(id), _BlobPlace(*place))
+            rows = [(_BlobPlace(*place), BlobId(id)) for id, *place in _INDEXED.iter_unpack(unpack(stored))]
+            _check_places(rows)
+            for place, id in rows:
+                self._places.setdefault(id, place)
         except (ValueError, struct.error) as exc:
             raise CorruptManifestError(f"{self.url}/index/{root.hex()} cannot be read: {exc}") from exc
 
@@ -213,11 +224,11 @@ class BucketCatalog:
         """Return the dataset with its tags, or None."""
         with self._errors():
             self._expect_catalog()
-            latest = self._text(_dataset_key(name, _LATEST))
+            latest = self._id(_dataset_key(name, _LATEST))
             if latest is None:
                 return None
-            tags = [*self._names(_dataset_key(name, _TAGS))]
-            read = map_in_threads(lambda tag: self._text(_dataset_key(name, _TAGS, tag)), tags, threads=_THREADS)
+            tags = [*filter(is_tag, self._names(_dataset_key(name, _TAGS)))]
+            read = map_in_threads(lambda tag: self._id(_dataset_key(name, _TAGS, tag)), tags, threads=_THREADS)
             named = {tag: id for tag, id in zip(tags, read, strict=True) if id is not None}
         return DatasetRecord(name=name, latest=latest, tags=dict(sorted(named.items())))
 
@@ -227,14 +238,14 @@ class BucketCatalog:
             self._expect_catalog()
             end = f"/{_LATEST}"
             names = sorted(key.removesuffix(end) for key in self._names("datasets/") if key.endswith(end))
-            found = [self.dataset(name) for name in names]
+            found = [self.dataset(name) for name in names if is_name(name)]
         return [dataset for dataset in found if dataset is not None]
 
     def snapshot(self, dataset: str, id: str) -> SnapshotRecord | None:
         """Return the snapshot with this whole id, or None."""
         with self._errors():
             self._expect_catalog()
-            text = self._text(_record_key(dataset, id))
+            text = self._text(_record_key(dataset, id), _RECORD_BYTES)
         record = None if text is None else decode_record(text)
         if record is not None and (record.dataset, record.id) != (dataset, id):
             raise CatalogError(f"{self.url} has the record of {record.ref} in the place of {dataset}@{id[:12]}")
@@ -245,7 +256,8 @@ class BucketCatalog:
         with self._errors():
             self._expect_catalog()
             listed = self._listed(_dataset_key(dataset, _SNAPSHOTS))
-            pushed = {name.removesuffix(".json"): at for name, at in listed if name.startswith(id_prefix)}
+            named = ((name.removesuffix(".json"), at) for name, at in listed if name.startswith(id_prefix))
+            pushed = {id: at for id, at in named if is_whole_id(id)}
             found = map_in_threads(partial(self.snapshot, dataset), pushed, threads=_THREADS)
             records = [record for record in found if record is not None]
         return sorted(records, key=lambda record: (record.created_at, pushed[record.id]))
@@ -254,22 +266,20 @@ class BucketCatalog:
         """See `Catalog.derived`."""
         with self._errors():
             self._expect_catalog()
-            text = self._text(f"derived/{snapshot_id}/{name}")
-        try:
-            return None if text is None else BlobId(bytes.fromhex(text))
-        except ValueError as exc:
-            raise CatalogError(f"{self.url}/derived/{snapshot_id}/{name} holds no id") from exc
+            id = self._id(_derived_key(snapshot_id, name))
+        return None if id is None else BlobId(bytes.fromhex(id))
 
     def derived_names(self, snapshot_id: str) -> list[str]:
         """See `Catalog.derived_names`."""
         with self._errors():
-            return [*self._names(f"derived/{snapshot_id}/")]
+            names = [unquote(name) for name in self._names(_derived_key(snapshot_id, ""))]
+        return [*filter(_NOTE.fullmatch, names)]
 
     def set_derived(self, snapshot_id: str, name: str, root: BlobId, *, needs: Collection[BlobId] = ()) -> None:
         """See `Catalog.set_derived`."""
         with self._errors():
             self._write_index(root, needs, f"{name} of {snapshot_id[:12]}")
-            self._put(f"derived/{snapshot_id}/{name}", root.hex().encode())
+            self._put(_derived_key(snapshot_id, name), root.hex().encode())
 
     def close(self) -> None:
         """Close the connections. A later call opens them again."""
@@ -288,7 +298,7 @@ class BucketCatalog:
             )
         try:
             version = int(json.loads(text)["version"])
-        except (KeyError, TypeError, ValueError) as exc:
+        except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as exc:
             raise CatalogError(f"{self.url}/{_MARK} cannot be read: {text[:80]!r}") from exc
         if version != VERSION:
             raise CatalogError(
@@ -297,10 +307,14 @@ class BucketCatalog:
             )
         self._is_there = True
 
-    def _get(self, key: str) -> bytes | None:
+    def _get(self, key: str, most_bytes: int) -> bytes | None:
+        """Return an object, or None. `CatalogError` for one that is larger than a push writes it."""
         for last in (False, True):  # a tag may move between the two requests
             try:
                 info = self._store.head(self._prefix + key)
+                if info.size_bytes > most_bytes:
+                    message = f"{self.url}/{key} has {info.size_bytes:,} bytes: a push writes {most_bytes:,} at most"
+                    raise CatalogError(message)
                 return bytes(self._store.read(info.ref(self._store.url), 0, info.size_bytes))
             except ObjectNotFoundError:
                 return None
@@ -309,9 +323,15 @@ class BucketCatalog:
                     raise
         return None
 
-    def _text(self, key: str) -> str | None:
-        data = self._get(key)
+    def _text(self, key: str, most_bytes: int = _TEXT_BYTES) -> str | None:
+        data = self._get(key, most_bytes)
         return None if data is None else data.decode("utf-8", "replace").strip()
+
+    def _id(self, key: str) -> str | None:
+        text = self._text(key)
+        if text is not None and not is_whole_id(text):
+            raise CatalogError(f"{self.url}/{key} holds no id")
+        return text
 
     def _put(self, key: str, data: bytes) -> None:
         self._store.put(self._prefix + key, data)
@@ -405,6 +425,20 @@ class ReadOnlyCatalog:
         raise read_only_error(self.url)
 
 
+def _check_places(rows: Iterable[tuple[_BlobPlace, BlobId]]) -> None:
+    """Raise `ValueError` where blobs do not lie one behind the other in their bundles: then a small index could have
+    the same bytes read for each of many blobs."""
+    bundle, end = b"", 0
+    for place, id in sorted(rows):
+        if place.bundle != bundle:
+            bundle, end = place.bundle, 0
+        if place.start < end:
+            raise ValueError(f"the blob {id.hex()} overlaps another")
+        end = place.start + place.size_bytes
+        if end > place.bundle_bytes:
+            raise ValueError(f"the blob {id.hex()} ends behind its bundle")
+
+
 def _spans(places: list[tuple[_BlobPlace, BlobId]]) -> Iterator[list[tuple[_BlobPlace, BlobId]]]:
     """Cut sorted places into those that one request reads: close together in a bundle, and not too much at once."""
     span: list[tuple[_BlobPlace, BlobId]] = []
@@ -423,6 +457,10 @@ def _spans(places: list[tuple[_BlobPlace, BlobId]]) -> Iterator[list[tuple[_Blob
 def _bundle_key(bundle: bytes, size_bytes: int) -> str:
     digits = bundle.hex()
     return f"bundles/{digits[:2]}/{digits[2:]}-{size_bytes}"
+
+
+def _derived_key(snapshot_id: str, name: str) -> str:
+    return f"derived/{snapshot_id}/{quote(name, safe='')}"
 
 
 def _dataset_key(name: str, *parts: str) -> str:

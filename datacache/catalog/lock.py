@@ -7,11 +7,10 @@ It is JSON with a line for each value, so that git shows what changed. Any threa
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import NamedTuple
 
-from datacache.catalog.refs import check_name
+from datacache.catalog.refs import check_name, is_whole_id
 from datacache.core.errors import UsageError
 
 SUFFIX = ".lock"
@@ -62,7 +61,7 @@ def find_lock(text: str) -> Lock | None:
         if version != _VERSION:
             message = f"{text} is a lock file of version {version}, and this datacache knows version {_VERSION}"
             raise UsageError(message, hint="Install a newer datacache.")
-        if re.fullmatch(r"[0-9a-f]{32}", id):
+        if is_whole_id(id):
             return Lock(
                 check_name(said["dataset"]),
                 id,
@@ -73,6 +72,6 @@ def find_lock(text: str) -> Lock | None:
             )
     except UsageError:
         raise
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         pass
     raise UsageError(f"{text} is no lock file of datacache", hint=f"Make one: dsctl lock NAME@TAG > {text}")

@@ -31,9 +31,26 @@ def decode_record(text: str) -> SnapshotRecord:
             values["lineage"] = Lineage(command, parameters, tuple(inputs))
         if values.get("held") is not None:
             values["held"] = Held(*map(int, values["held"]))
-        return SnapshotRecord(**values)
-    except (ValueError, TypeError, AttributeError) as exc:
+        record = SnapshotRecord(**values)
+        _check_types(record)
+        return record
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as exc:
         raise CatalogError(f"the catalog holds a snapshot record that cannot be read: {text[:80]!r}") from exc
+
+
+def _check_types(record: SnapshotRecord) -> None:
+    """Raise `TypeError` for a value of another type than the field has: a record from a bucket may be anybody's, and
+    one that was pulled stands in lists beside all others."""
+    lineage = record.lineage or Lineage("", {})
+    texts = [record.dataset, record.id, record.created_at, record.origin, record.message, lineage.command]
+    texts += ["" if record.parent is None else record.parent, *record.warnings, *lineage.inputs]
+    numbers = [record.files, record.total_bytes, *(record.held or ())]
+    if not (
+        all(isinstance(text, str) for text in texts)
+        and all(type(number) is int and number >= 0 for number in numbers)
+        and isinstance(lineage.parameters, dict)
+    ):
+        raise TypeError("a value of another type than its field has")
 
 
 def held_of(record: SnapshotRecord, load: LoadBlobs) -> Held:

@@ -39,22 +39,37 @@ class Ref(NamedTuple):
     @property
     def is_whole_id(self) -> bool:
         """Tell whether `version` is a whole id, which names the same snapshot for ever."""
-        return _WHOLE_ID.fullmatch(self.version) is not None
+        return is_whole_id(self.version)
 
     def __str__(self) -> str:
         return f"{self.dataset}@{self.version}"
 
 
+def is_name(text: str) -> bool:
+    """Tell whether a dataset can be called so."""
+    return _NAME.fullmatch(text) is not None
+
+
+def is_tag(text: str) -> bool:
+    """Tell whether this can be a tag."""
+    return _TAG.fullmatch(text) is not None and text != LATEST
+
+
+def is_whole_id(text: str) -> bool:
+    """Tell whether this is a whole id of a snapshot."""
+    return _WHOLE_ID.fullmatch(text) is not None
+
+
 def check_name(name: str) -> str:
     """Return `name` if it can name a dataset; raise `UsageError` otherwise."""
-    if not _NAME.fullmatch(name):
+    if not is_name(name):
         raise UsageError(f"{name!r} cannot name a dataset", hint="Use letters, digits, '.', '_', '-' and '/' between.")
     return name
 
 
 def check_tag(tag: str) -> str:
     """Return `tag` if it can be a tag; raise `UsageError` otherwise."""
-    if not _TAG.fullmatch(tag) or tag == LATEST:
+    if not is_tag(tag):
         raise UsageError(f"{tag!r} cannot be a tag", hint="Use letters, digits, '.', '_' and '-'; 'latest' is taken.")
     return tag
 

@@ -55,10 +55,19 @@ def copy_snapshot(
     """
     kind = None if replace or record.lineage is None else kind_of(record.lineage)
     root = BlobId(bytes.fromhex(record.id))
-    top = codec.decode_root(*_check(source.get_blobs([root]), [root], record, source))
+    stored = source.get_blobs([root])
+    _check(stored, [root], record, source)
+    top = codec.decode_root(codec.decompress(stored[root], root))
+    if (record.files, record.total_bytes) != (top.files, top.total_bytes):
+        raise CorruptManifestError(
+            f"{source.url} has another record of {record.ref} than its manifest says: {record.files:,} files with "
+            f"{record.total_bytes:,} bytes, not {top.files:,} with {top.total_bytes:,}"
+        )
     live = reachable(source.get_blobs)
     of_snapshot = live([root])
-    derived = {name: id for name in source.derived_names(record.id) if (id := source.derived(record.id, name))}
+    known = () if isinstance(target, BucketCatalog) else target.derived_names(record.id)
+    names = sorted({*source.derived_names(record.id)}.difference(known))  # what was read here stays as it was read
+    derived = {name: id for name in names if (id := source.derived(record.id, name))}
     of_derived = {name: live([id]) for name, id in derived.items()}
     needed = of_snapshot.union(*of_derived.values())
     missing = needed - target.has_blobs(needed)
@@ -92,12 +101,13 @@ def copy_snapshot(
 
 def _check(
     stored: Mapping[BlobId, bytes], ids: Sequence[BlobId], record: SnapshotRecord, source: Catalog | BucketCatalog
-) -> list[bytes]:
-    """Return the blobs, decompressed. `CorruptManifestError` where one is missing or is not what its id says."""
+) -> None:
+    """`CorruptManifestError` where a blob is missing or is not what its id says. One at a time is decompressed."""
     gone = [id for id in ids if id not in stored]
     if gone:
         raise CorruptManifestError(
             f"{record.ref} needs the blob {gone[0].hex()}, which is missing from {source.url}",
             hint="Push the snapshot again, from a catalog that has it.",
         )
-    return [codec.decompress(stored[id], id) for id in ids]
+    for id in ids:
+        codec.decompress(stored[id], id)
