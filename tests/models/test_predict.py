@@ -26,6 +26,7 @@ from datacache.annotations.table.ranges import Row
 from datacache.core.errors import OtherKindError, PathNotFoundError, PredictError, UsageError
 from datacache.core.joblog import JobLog
 from datacache.models.outputs import Found
+from datacache.models.predicting import stages
 from datacache.models.predicting.predict import Predicted, checksum_of
 from datacache.models.predicting.results import BatchOutcome, PredictedImage, Results
 from datacache.models.predicting.stages import device_for
@@ -202,6 +203,31 @@ def test_images_that_cannot_be_decoded_are_reported_and_left_out(
     ]
     assert made.report.predicted == 20
     assert len(rows_of("found", settings)) == 20
+
+
+@promise("However large images are, few of them are decoded at a time")
+@pytest.mark.parametrize("decoders", [0, 2])
+def test_a_batch_of_large_images_is_predicted_in_parts(
+    faces: str, settings: Settings, monkeypatch: pytest.MonkeyPatch, decoders: int
+) -> None:
+    given: list[list[int]] = []
+
+    class Weighing(Finder):
+        def __call__(self, images: Any) -> Any:
+            given.append([image.nbytes for image in images])
+            return super().__call__(images)
+
+    whole = predict(faces, settings, Weighing())
+    largest = max(map(max, given))
+    assert [len(images) for images in given] == [5, 5, 5, 5, 4]
+    given.clear()
+    monkeypatch.setattr(stages, "PART_BYTES", largest + 1)
+    assert predict(faces, settings, Weighing(), decoders=decoders).record.id == whole.record.id
+    assert len(given) > 10
+    assert all(sum(images[:-1]) <= largest for images in given)
+    given.clear()
+    predict(faces, settings, Weighing(), size=(64, 64))
+    assert [len(images) for images in given] == [5, 5, 5, 5, 4]  # whoever asks for a size knows what it takes
 
 
 def test_where_no_image_can_be_predicted_nothing_is_made(tmp_path: Path, settings: Settings) -> None:

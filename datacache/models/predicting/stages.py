@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
@@ -27,13 +28,16 @@ from datacache.loaders.decode import Size, decode_rgb
 from datacache.loaders.packed import empty
 from datacache.loaders.processes import keep_freed_memory, worker_context
 from datacache.loaders.segments import hand_over_segments
-from datacache.loaders.source import SnapshotSource, is_skippable
+from datacache.loaders.source import Read, SnapshotSource, is_skippable
 from datacache.loaders.tuning.autotune import shut_down
 from datacache.models.detectors import Detector
 from datacache.models.predicting.results import BatchOutcome, PredictedImage
 
 _AHEAD = 3
 """Batches in flight for each decoder."""
+PART_BYTES = 256 * 2**20
+"""Pixels of images in sizes of their own, after which the rest of a batch is decoded as a batch of its own."""
+_READ_AT_ONCE = 16
 _WORKER = "DataLoader worker"
 """In what PyTorch says when one is gone."""
 _NAMED = 8
@@ -50,7 +54,10 @@ def device_for(model: object) -> str:
 def run_model(
     detector: Detector, source: SnapshotSource, batches: Iterable[range], *, decoders: int
 ) -> Iterator[BatchOutcome]:
-    """Yield the outcome of each batch of images, in their order. `batches` is asked ahead.
+    """Yield the outcome of each batch of images, as it is complete. `batches` is asked ahead.
+
+    A batch of large images is decoded, and given to the model, in parts. Where it is parted depends on its images
+    alone: in another batch a model may give an image other last digits.
 
     `PredictError` where the model fails, with the names of the images that it was given, and where a decoder was
     killed; the store's errors that are not of single images.
@@ -64,7 +71,8 @@ def run_model(
             "worker_init_fn": begin,
             "multiprocessing_context": worker_context("fork"),
         }
-    loader = DataLoader(images, batch_sampler=batches, collate_fn=_as_it_is, num_workers=decoders, **workers)
+    parts = _Parts(batches)
+    loader = DataLoader(images, batch_sampler=parts, collate_fn=_as_it_is, num_workers=decoders, **workers)
     iterator = iter(loader)
     try:
         while True:
@@ -74,16 +82,46 @@ def run_model(
                 if _WORKER not in str(exc):
                     raise
                 raise _killed(exc) from exc
+            if batch is None and parts.left:
+                batch = images.__getitems__(parts.left.popleft())  # of the last ones, when the decoders have ended
             if batch is None:
                 return
             if isinstance(batch, DatacacheError):
                 raise batch
             began = time.perf_counter()
             found = _call(detector, batch, source)
-            yield BatchOutcome(batch.start, found, batch.problems, time.perf_counter() - began)
+            outcome = BatchOutcome(batch.start, found, batch.problems, time.perf_counter() - began)
+            rest = batch.rest
             del batch, found  # the segment is free again
+            yield from parts.joined(outcome, rest)
     finally:
         shut_down(iterator)
+
+
+class _Parts:
+    """Batches to decode, and the rest of each one that is decoded in parts."""
+
+    def __init__(self, batches: Iterable[range]) -> None:
+        self._batches = batches
+        self.left: deque[range] = deque()
+        self._begun: dict[int, BatchOutcome] = {}  # by the end of the batch
+
+    def __iter__(self) -> Iterator[range]:
+        for batch in self._batches:
+            while self.left:
+                yield self.left.popleft()
+            yield batch
+
+    def joined(self, outcome: BatchOutcome, rest: range) -> Iterator[BatchOutcome]:
+        """Yield the outcome of the whole batch with that of its last part; until then have the rest decoded."""
+        if (before := self._begun.pop(rest.stop, None)) is not None:
+            predicted, problems = before.predicted + outcome.predicted, before.problems + outcome.problems
+            outcome = BatchOutcome(before.start, predicted, problems, before.busy_s + outcome.busy_s)
+        if rest:
+            self._begun[rest.stop] = outcome
+            self.left.append(rest)
+        else:
+            yield outcome
 
 
 def _call(detector: Detector, batch: _DecodedBatch, source: SnapshotSource) -> list[PredictedImage]:
@@ -128,6 +166,8 @@ class _DecodedBatch(NamedTuple):
     sizes: list[Size]
     pixels: Any
     problems: list[Problem]
+    rest: range
+    """Images of the batch that are not decoded, as these are large; it ends where the batch does."""
 
     def images(self) -> list[NDArray[np.uint8]]:
         """Return them as arrays of height x width x 3, which share the tensor's memory."""
@@ -158,13 +198,19 @@ class _Decoding:
     def _batch(self, numbers: range) -> _DecodedBatch:
         decoded: list[tuple[int, NDArray[np.uint8], Size]] = []
         problems: list[Problem] = []
-        for number, data in zip(numbers, self._source.read_each(numbers), strict=True):
+        rest, size_bytes = numbers[len(numbers) :], 0
+        for number, data in self._read(numbers):
             try:
                 if isinstance(data, DatacacheError):
                     raise data
                 decoded.append((number, *self._decode(number, data)))
             except Exception as exc:  # noqa: BLE001 - one image must not end the prediction of all
                 problems.append(_problem(exc, self._source.path(number)))
+                continue
+            size_bytes += decoded[-1][1].size
+            if self._size is None and size_bytes >= PART_BYTES:
+                rest = range(number + 1, numbers.stop)
+                break
         pixels = empty((sum(image.size for _, image, _ in decoded),))
         flat, at = pixels.numpy(), 0
         for _, image, _ in decoded:
@@ -172,7 +218,13 @@ class _Decoding:
             at += image.size
         sizes = [(image.shape[0], image.shape[1]) for _, image, _ in decoded]
         own = [size for _, _, size in decoded]
-        return _DecodedBatch(numbers.start, [number for number, _, _ in decoded], own, sizes, pixels, problems)
+        return _DecodedBatch(numbers.start, [number for number, _, _ in decoded], own, sizes, pixels, problems, rest)
+
+    def _read(self, numbers: range) -> Iterator[tuple[int, Read]]:
+        step = _READ_AT_ONCE if self._size is None else len(numbers)  # what is not decoded will be read again
+        for start in range(0, len(numbers), step):
+            part = numbers[start : start + step]
+            yield from zip(part, self._source.read_each(part), strict=True)
 
     def _decode(self, number: int, data: bytes | memoryview) -> tuple[NDArray[np.uint8], Size]:
         path = self._source.path(number)
