@@ -45,7 +45,11 @@ class JobLog:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             _forget_old(folder)
             self._file = lockfile.OwnDescriptor(lambda: self._open(taken))
-            self._records_at = self._end = self._prepare(_sealed(head.encode()))
+            try:
+                self._records_at = self._end = self._prepare(_sealed(head.encode()))
+            except OSError:
+                self._file.close()
+                raise
         except OSError as exc:
             raise self._unwritable(exc) from exc
 
@@ -70,12 +74,13 @@ class JobLog:
             if self._file.fd < 0:
                 return -1
             try:
-                if os.write(self._file.fd, data) != len(data):
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                _write(self._file.fd, data)
                 if time.monotonic() - self._synced > _SYNC_EVERY_S:
                     os.fdatasync(self._file.fd)
                     self._synced = time.monotonic()
             except OSError as exc:
+                with contextlib.suppress(OSError):
+                    os.ftruncate(self._file.fd, self._end)  # else the next record would stand behind a part of this one
                 raise self._unwritable(exc) from exc
             at, self._end = self._end, self._end + len(data)
             return at
@@ -113,11 +118,20 @@ class JobLog:
         os.lseek(fd, 0, os.SEEK_SET)
         if os.read(fd, len(head)) != head:
             os.ftruncate(fd, 0)
-            os.write(fd, head)
+            _write(fd, head)
         return len(head)
 
     def _unwritable(self, error: OSError) -> CacheError:
-        return CacheError(f"the journal {self.path} cannot be written: {error.strerror}")
+        return CacheError(
+            f"the journal {self.path} cannot be written: {error.strerror}",
+            hint="Mend that, and run the same command again: it goes on where it was.",
+        )
+
+
+def _write(fd: int, data: bytes) -> None:
+    """Write all of it. `OSError` on a full disk, also where a part found room."""
+    if os.write(fd, data) != len(data):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def _sealed(data: bytes) -> bytes:
