@@ -7,6 +7,8 @@ import logging
 import re
 import struct
 import zlib
+from contextlib import closing
+from dataclasses import replace
 from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
@@ -16,6 +18,7 @@ import pytest
 from PIL import Image
 
 from datacache import api
+from datacache.manifest.model import BlobId, Lineage
 from datacache.settings import Settings
 from tests.promises import promise
 from tests.web.client import Answer
@@ -286,6 +289,28 @@ def test_data_sets_that_are_not_open_to_the_namespace_do_not_exist(site: Site, p
         assert site.get(f"/s/{pets}").status == 200
     finally:
         api.set_dataset_access("pets", everybody=True, settings=settings)
+
+
+@promise("A page of one namespace names no data set of others, and shows nothing of the node")
+@pytest.mark.parametrize("weights", ["other-weights@v1/best.pt", "datacache://other-weights@v1/best.pt"])
+def test_weights_that_predicted_are_named_to_those_who_may_see_them(
+    pets: str, settings: Settings, weights: str
+) -> None:
+    with closing(api.open_catalog(settings)) as catalog:
+        api.subset(pets, ["a/001.jpg"], name="other-weights", settings=settings)
+        made = api.subset(pets, ["a/000.jpg"], name="found-by-weights", settings=settings)
+        assert made.lineage is not None
+        lineage = Lineage("predict", {"model": "m:load", "weights": weights}, made.lineage.inputs)
+        changed = replace(made, dataset=f"found-{len(weights)}", lineage=lineage, origin="")
+        catalog.commit(changed, needs=[BlobId(bytes.fromhex(made.id))])
+    api.set_dataset_access("other-weights", everybody=False, allow=["team-b"], settings=settings)
+    for other in opened_site(restricted(settings, "team-a")):
+        page = other.get(f"/d/{changed.dataset}")
+        assert page.status == 200
+        assert "other-weights" not in page.text
+        assert "a data set that you may not see" in page.text
+    for other in opened_site(restricted(settings, "team-b")):
+        assert weights in other.get(f"/d/{changed.dataset}").text
 
 
 def test_a_request_cannot_end_a_line_of_the_log(site: Site, pets: str, caplog: pytest.LogCaptureFixture) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -13,6 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from datacache import api
+from datacache.core.errors import UsageError
 from datacache.web.addresses import address, asked_of
 from datacache.web.lanes import Edge, Node, lay_out
 from datacache.web.rendering import render
@@ -128,8 +130,14 @@ def _page(made: Made, template: str, most: int, site: Site, request: Request) ->
 
 
 def _inputs(site: Site, record: api.SnapshotRecord) -> list[str]:
-    inputs = record.lineage.inputs if record.lineage else ()
-    return [ref if site.may_see(ref.partition("@")[0]) else "" for ref in inputs]
+    """Return the versions that went into one, '' for those that may not be seen, of weights too."""
+    if record.lineage is None:
+        return []
+    inputs = [ref if site.may_see(ref.partition("@")[0]) else "" for ref in record.lineage.inputs]
+    weights, at, _ = str(record.lineage.parameters.get("weights", "")).removeprefix("datacache://").partition("@")
+    with suppress(UsageError):  # a path with an @
+        return [*inputs, ""] if at and not site.may_see(weights) else inputs
+    return inputs
 
 
 def _outputs(site: Site, records: Sequence[api.SnapshotRecord]) -> Iterator[Neighbour]:
