@@ -261,6 +261,17 @@ def test_a_model_that_fails_names_its_images_and_later_runs_go_on_behind_them(
     assert predict(faces, settings, Failing, weights=weights).report.resumed == 0  # what is done is forgotten
 
 
+def test_more_objects_in_an_image_than_any_has_are_refused(faces: str, settings: Settings) -> None:
+    def anchors(images: list[Any]) -> list[Any]:
+        boxes = np.tile(np.array([1, 1, 9, 9], np.float32), (200_000, 1))
+        return [(boxes, np.zeros(len(boxes), int), np.linspace(0, 1, len(boxes), dtype=np.float32)) for _ in images]
+
+    with pytest.raises(PredictError, match=r"190,000 objects in JPEGImages/000001\.jpg") as info:
+        predict(faces, settings, anchors, classes=["cell"], batch_size=1)
+    assert "higher score" in info.value.hint
+    assert predict(faces, settings, anchors, classes=["cell"], batch_size=12, least_score=0.9999).report.objects > 240
+
+
 def test_other_weights_do_not_go_on_where_those_before_were(faces: str, settings: Settings, tmp_path: Path) -> None:
     weights = tmp_path / "weights.bin"
     weights.write_bytes(b"")

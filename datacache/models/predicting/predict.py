@@ -160,7 +160,7 @@ def predict(
     log = JobLog(home / "predictions", identity, taken=taken)
     with closing(log):
         try:
-            results = Results(log, len(source), options.batch_size, options.least_score)
+            results = Results(log, len(source), options.batch_size, options.least_score, path=source.path)
             report = PredictReport(len(source), resumed=results.done)
             if results.done < len(source):
                 with _left_in_its_mode(model):

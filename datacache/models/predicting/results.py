@@ -11,7 +11,7 @@ score]` of one that was classified. The first record has the names of the classe
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,6 +27,8 @@ Size = tuple[int, int]
 """Height and width."""
 _LIKELIEST = 5
 """Classes that are kept of an image that was classified."""
+_MOST_OBJECTS = 100_000
+"""Of an image. Each takes half a kilobyte in memory."""
 
 
 class PredictedImage(NamedTuple):
@@ -67,8 +69,11 @@ class Kept(NamedTuple):
 class Results:
     """The results so far, in a log."""
 
-    def __init__(self, log: JobLog, images: int, batch_size: int, least_score: float) -> None:
-        """Read what an earlier run has left."""
+    def __init__(
+        self, log: JobLog, images: int, batch_size: int, least_score: float, *, path: Callable[[int], str] = str
+    ) -> None:
+        """Read what an earlier run has left. `path` names an image in messages."""
+        self._path = path
         self._log, self._batch_size, self.least_score = log, batch_size, least_score
         self.classes: tuple[str, ...] | None = None
         """None as long as no model has said them."""
@@ -107,7 +112,7 @@ class Results:
 
     def add(self, outcome: BatchOutcome) -> None:
         """Keep the outcome of a batch, which is done then: without objects of a lower score than is asked for, the
-        others in pixels of their images."""
+        others in pixels of their images. `PredictError` where an image has more than any can have."""
         found = [[each.image, each.own[1], each.own[0], self._found(each)] for each in outcome.predicted]
         problems = [[problem.code, problem.file, problem.message] for problem in outcome.problems]
         record = json.dumps([outcome.start, found, problems], separators=(",", ":")).encode()
@@ -137,6 +142,13 @@ class Results:
             return {"classes": [list(pair) for pair in zip(order.tolist(), scores, strict=True)]}
         boxes, kept = _in_own_pixels(found.boxes, predicted.given, predicted.own)
         kept &= found.scores >= np.float32(self.least_score)
+        if (count := int(kept.sum())) > _MOST_OBJECTS:
+            name = self._path(predicted.image)
+            raise PredictError(
+                f"the model found {count:,} objects in {name}, and {_MOST_OBJECTS:,} are the most",
+                images=[name],
+                hint="Are these its anchors? Have it take the best of those that overlap, or ask for a higher score.",
+            )
         rows = zip(found.labels[kept].tolist(), boxes[kept].tolist(), _shortest(found.scores[kept]), strict=True)
         return {"objects": [[label, *edges, score] for label, edges, score in rows]}
 
