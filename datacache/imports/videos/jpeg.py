@@ -13,6 +13,8 @@ import numpy as np
 import simplejpeg
 from numpy.typing import NDArray
 
+from datacache.imports.videos.video import rotation_of
+
 _FULL, _LIMITED = 2, 1  # AVCOL_RANGE_JPEG, AVCOL_RANGE_MPEG
 
 
@@ -24,7 +26,7 @@ def encode_frame(frame: Any, *, max_side: int, quality: int) -> bytes:
 
 def displayed_planes(frame: Any, *, max_side: int) -> list[NDArray[np.uint8]]:
     """Return the planes Y, U and V of a frame as a JPEG has them."""
-    quarters = round(frame.rotation / 90) % 4
+    quarters = round(rotation_of(frame) / 90) % 4
     width, height = fitted(frame.width, frame.height, max_side)
     full = frame.color_range == _FULL or frame.format.name.startswith(("yuvj", "rgb", "bgr", "gbr", "pal8"))
     converted = frame.reformat(

@@ -424,7 +424,7 @@ class OpenVideo:
         for frame in self._checked("damaged", lambda: self._stream.codec_context.decode(packet)):
             if frame.is_corrupt:
                 raise VideoError("damaged", f"it is damaged at {self._time(frame.pts)}")
-            self.rotation = frame.rotation
+            self.rotation = rotation_of(frame)
             yield frame
 
     # --- odds and ends ---
@@ -449,6 +449,13 @@ class OpenVideo:
         except self._failure as exc:
             words = getattr(exc, "strerror", None) or type(exc).__name__
             raise VideoError(code, f"it cannot be read as a video: {words}") from exc
+
+
+def rotation_of(frame: Any) -> int:
+    """Return by how many degrees counterclockwise a frame is turned to be displayed; 0 where its matrix turns nothing
+    into a picture."""
+    turned = int(frame.rotation)
+    return turned if -360 <= turned <= 360 else 0  # of such a matrix it is no number, of which C makes the least one
 
 
 def _is_picture(stream: Any) -> bool:

@@ -189,3 +189,15 @@ def test_a_length_that_cannot_be_is_not_believed(tmp_path: Path, monkeypatch: py
         with film.open("rb") as file, closing(OpenVideo(file, parse_sampling("every=1s"))) as opened:
             assert opened.stretches() == (500 if length_s == 1_000 else 1)
         assert our_frames(film, "every=1s") == taken
+
+
+def test_a_matrix_that_turns_nothing_into_a_picture_turns_nothing(tmp_path: Path) -> None:
+    film = make_film(tmp_path / "film.mp4", *_X264)
+    data = bytearray(film.read_bytes())
+    at = data.index(b"tkhd") + 44  # its matrix: ISO/IEC 14496-12, 8.3.2
+    data[at : at + 36] = bytes(36)
+    film.write_bytes(data)
+    with film.open("rb") as file, closing(OpenVideo(file, parse_sampling("every=1s"))) as opened:
+        frame = next(opened.shown(0, 1)).frame
+        assert simplejpeg.decode_jpeg(encode_frame(frame, max_side=0, quality=90)).shape == (90, 160, 3)
+        assert opened.traits().rotation == 0
