@@ -8,7 +8,8 @@ import os
 import random
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from datacache.safetensors import load_file
 from datacache.settings import Settings, load_settings
 from datacache.store.s3.store import S3Store
 from datacache.tiers import layout
+from tests.conformance.faults import Answer, Fault, FaultProxy
 from tests.promises import promise
 from tests.servers import RcloneS3
 
@@ -270,6 +272,45 @@ def test_weights_that_changed_in_the_bucket_are_an_error(bucket: Bucket) -> None
     bucket.file.write_bytes(save(weights(2 * BLOCK_BYTES, seed=-1)))
     with pytest.raises(StoreError, match=r"a\.safetensors"):
         load_file(bucket.where)
+
+
+def _shorter(answer: Answer) -> None:
+    answer.body = answer.body[:-1]
+
+
+def _from_elsewhere(answer: Answer) -> None:
+    answer.body = answer.body[1:] + b"\0"
+    answer.set_header("Content-Range", "bytes 1-1/1")
+
+
+def _of_another(answer: Answer) -> None:
+    answer.body = bytes(len(answer.body))
+    answer.set_header("ETag", '"0123"')
+
+
+def _whole(answer: Answer) -> None:
+    answer.status, answer.body = 200, bytes(1)
+
+
+@promise("Weights are exactly what the file has, or there is an error that names file and place")
+@pytest.mark.parametrize("lie", [_shorter, _from_elsewhere, _of_another, _whole])
+def test_a_store_that_lies_about_weights_is_asked_again_or_is_an_error(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch, lie: Callable[[Answer], None]
+) -> None:
+    with FaultProxy(bucket.server.endpoint) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
+        lies: list[Answer] = []
+
+        def told(answer: Answer) -> None:
+            lies.append(answer)
+            lie(answer)
+
+        for _ in range(2):
+            proxy.add(Fault(change=told, only=lambda method, path: method == "GET" and "safetensors" in path))
+        with suppress(StoreError):
+            assert same(load_file(bucket.where), bucket.tensors)
+        assert same(load_file(bucket.where), bucket.tensors)
+        assert len(lies) == 2
 
 
 def test_tensors_can_be_changed_and_the_cache_is_not(bucket: Bucket) -> None:
