@@ -333,6 +333,7 @@ def test_a_lock_file_knows_a_catalog_that_has_the_snapshot(
         *("", "{}", "[]", "null", "[" * 100_000, '{"datacache_lock": 2, "id": "x"}'),
         '{"datacache_lock": 1, "dataset": "a/../b", "id": "' + "0" * 32 + '"}',
         '{"datacache_lock": 1, "dataset": "a", "id": 7, "ref": "", "files": 1}',
+        '{"datacache_lock": 1, "dataset": "a", "id": "' + "0" * 32 + '", "ref": "a", "files": Infinity, "bytes": 1}',
     ],
 )
 def test_what_is_no_lock_file_is_refused(text: str, tmp_path: Path) -> None:
