@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Unpack, cast
 
-from datacache.core.counters import Counters, counters_of
+from datacache.core.counters import Counters, count, counters_of
 from datacache.core.errors import UsageError
 from datacache.loaders.device import DevicePrefetcher
 from datacache.loaders.order import OrderOptions, State
@@ -75,6 +75,11 @@ class Loader:
         if "multiple_of" in order:
             order["multiple_of"] *= batch_size  # from here on it counts samples
         self._sampler = EpochSampler(dataset, settings=settings, **order)
+        if len(dataset) and not len(self):
+            log.warning(
+                "an epoch of this loader has no batch on this rank: %s in all, too few for what is asked for",
+                count(len(dataset), "sample"),
+            )
         from datacache.loaders.packed import CollateUnlessEmpty
 
         self._collate = CollateUnlessEmpty(collate_fn or default_collate(dataset))

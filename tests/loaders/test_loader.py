@@ -252,6 +252,14 @@ def test_set_epoch_names_the_epoch_and_keeps_what_was_loaded_of_it():
     assert _rest(resumed) == _make_at(0)
 
 
+@pytest.mark.parametrize("how", [{"multiple_of": 1000}, {"batch_size": 1000, "drop_last": True}])
+def test_an_epoch_without_a_batch_is_told(how, caplog):
+    with _make(even="drop", **how) as batches:
+        assert len(batches) == 0
+        assert _rest(batches) == []
+    assert "has no batch on this rank" in caplog.text
+
+
 def _make_at(epoch: int) -> list[int]:
     batches = _make()
     batches.set_epoch(epoch)
