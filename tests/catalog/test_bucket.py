@@ -29,9 +29,16 @@ def pushed(tmp_path: Path, settings: Settings) -> Path:
     """A catalog in a folder that has `faces@v1`."""
     draw(tmp_path / "faces")
     api.create_snapshot("faces", str(tmp_path / "faces"), tags=["v1"], copy=True, settings=settings)
-    api.stats("faces@v1", settings=settings)
     api.push_snapshot("faces@v1", str(tmp_path / "catalog"), settings=settings)
     return tmp_path / "catalog"
+
+
+@pytest.fixture
+def annotated(pushed: Path, settings: Settings) -> Path:
+    """The same, with annotations that were read before they were pushed."""
+    api.stats("faces@v1", settings=settings)
+    api.push_snapshot("faces@v1", str(pushed), settings=settings)
+    return pushed
 
 
 @pytest.fixture
@@ -95,6 +102,7 @@ def test_names_that_nothing_can_have_are_passed_over(pushed: Path, there: Settin
         (pushed / "datasets/faces/@tags" / name).write_text("0" * 32)
     (pushed / "datasets/faces/@snapshots/not an id.json").write_text("{")
     id = api.list_datasets(there)[0].latest
+    (pushed / f"derived/{id}").mkdir(parents=True)
     (pushed / f"derived/{id}/%1b[2J").write_text("0" * 32)
     with closing(api.open_catalog(there)) as catalog:
         assert [(dataset.name, dataset.tags) for dataset in catalog.datasets()] == [("faces", {"v1": id})]
@@ -177,7 +185,7 @@ def test_a_bundle_that_was_lost_is_pushed_again(pushed: Path, settings: Settings
 
 
 def test_what_pages_keep_of_annotations_travels_to_a_folder_too(
-    pushed: Path, settings: Settings, elsewhere: Settings
+    annotated: Path, settings: Settings, elsewhere: Settings
 ) -> None:
     with closing(api.open_catalog(settings)) as catalog:
         id = api.resolve(catalog, "faces").id
@@ -185,22 +193,22 @@ def test_what_pages_keep_of_annotations_travels_to_a_folder_too(
         ArrayStore(catalog, id, table).put("boxes", {"edges": np.zeros(3)})
         names = catalog.derived_names(id)
     assert len(names) > 1
-    api.push_snapshot("faces@v1", str(pushed), settings=settings)
-    api.pull_snapshot("faces@v1", str(pushed), settings=elsewhere)
+    api.push_snapshot("faces@v1", str(annotated), settings=settings)
+    api.pull_snapshot("faces@v1", str(annotated), settings=elsewhere)
     with closing(api.open_catalog(elsewhere)) as catalog:
         assert catalog.derived_names(id) == names
 
 
 def test_a_pull_does_not_replace_annotations_that_were_read_here(
-    pushed: Path, settings: Settings, there: Settings
+    annotated: Path, settings: Settings, there: Settings
 ) -> None:
     with closing(api.open_catalog(settings)) as catalog:
         id = api.resolve(catalog, "faces").id
         (name,) = catalog.derived_names(id)
         before = catalog.derived(id, name)
-        (file,) = pushed.glob(f"derived/{id}/*")
+        (file,) = annotated.glob(f"derived/{id}/*")
         file.write_text(id)
-        api.pull_snapshot("faces@v1", str(pushed), settings=settings)
+        api.pull_snapshot("faces@v1", str(annotated), settings=settings)
         assert catalog.derived(id, name) == before
 
 
