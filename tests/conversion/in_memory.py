@@ -25,6 +25,8 @@ from datacache.reader.snapshot import Snapshot
 class InMemory:
     """A catalog, and the reader of its packs. All files are in packs, images too."""
 
+    read_only = False
+
     def __init__(self) -> None:
         self._blobs: dict[BlobId, bytes] = {}
         self._tables: dict[tuple[str, str], BlobId] = {}

@@ -55,13 +55,16 @@ def test_a_file_that_its_former_holder_removed_is_opened_again(tmp_path: Path, m
 def test_a_child_that_outlives_its_parent_keeps_no_lock_of_its_own_descriptors(tmp_path: Path) -> None:
     lock = lockfile.OwnDescriptor(lambda: lockfile.open_locked(tmp_path / "lock") or -1)
     wait, go = os.pipe()
+    closed, tell = os.pipe()
     child = os.fork()
     if not child:
         os.close(go)
+        os.write(tell, b".")  # its own descriptor was closed before fork() returned
         os.read(wait, 1)  # until the parent has looked, or ended
         os._exit(0 if lock.fd == -1 else 1)
     os.close(wait)
     try:
+        os.read(closed, 1)
         with lockfile.held(tmp_path / "lock", wait=False) as second:
             assert not second  # the parent has it still
         lock.close()
@@ -69,5 +72,6 @@ def test_a_child_that_outlives_its_parent_keeps_no_lock_of_its_own_descriptors(t
         with lockfile.held(tmp_path / "lock", wait=False) as second:
             assert second
     finally:
-        os.close(go)
+        for fd in (go, closed, tell):
+            os.close(fd)
         assert os.waitpid(child, 0)[1] == 0
