@@ -204,7 +204,7 @@ class Settings:
     @property
     def catalog_is_shared(self) -> bool:
         """Tell whether nodes can write into the catalog for one another: it is in MongoDB."""
-        return self.catalog.startswith(("mongodb://", "mongodb+srv://"))
+        return is_shared(self.catalog)
 
     @property
     def staging_root(self) -> Path:
@@ -279,6 +279,11 @@ def _parse_catalog(value: str) -> str:
 
 
 CATALOG_URLS = "it must be sqlite:///PATH, mongodb://HOST/DATABASE or, to be read only, s3://BUCKET/PREFIX"
+
+
+def is_shared(url: str) -> bool:
+    """Tell whether the catalog at `url` is in MongoDB, where nodes can write for one another."""
+    return url.startswith(("mongodb://", "mongodb+srv://"))
 
 
 def in_bucket(url: str) -> bool:

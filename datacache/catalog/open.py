@@ -14,13 +14,11 @@ from typing import TYPE_CHECKING
 
 from datacache.catalog.base import Catalog
 from datacache.core.errors import SettingsError
-from datacache.settings import CATALOG_URLS, Settings, in_bucket, load_settings
+from datacache.settings import CATALOG_URLS, Settings, in_bucket, is_shared, load_settings
 
 if TYPE_CHECKING:
     from datacache.catalog.sqlite.catalog import SqliteCatalog
     from datacache.catalog.tasks.base import TaskStore
-
-_MONGO = ("mongodb://", "mongodb+srv://")
 
 
 def open_catalog_url(url: str, *, settings: Settings | None = None, blob_cache_dir: Path | None = None) -> Catalog:
@@ -34,7 +32,7 @@ def open_catalog_url(url: str, *, settings: Settings | None = None, blob_cache_d
     catalog: Catalog
     if in_bucket(url):
         catalog = _open_bucket(url, settings or load_settings())
-    elif url.startswith(_MONGO):
+    elif is_shared(url):
         with _explained_import():
             from datacache.catalog.mongo.catalog import MongoCatalog
 
@@ -55,7 +53,7 @@ def open_task_store(url: str) -> TaskStore:
             f"the catalog {url} can only be read, and a task queue is written all the time",
             hint="Set DATACACHE_CATALOG to mongodb://HOST/DATABASE, which all workers reach.",
         )
-    if url.startswith(_MONGO):
+    if is_shared(url):
         with _explained_import():
             from datacache.catalog.tasks.mongo import MongoTasks
 

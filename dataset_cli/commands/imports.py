@@ -13,8 +13,8 @@ file, one a line, and not in the JSON.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import IO, Any, NamedTuple
 
 import click
@@ -126,26 +126,19 @@ def _from_jsonl(
     ):
         if imports[option] is not None:
             chosen[keyword] = imports[option]
-    with ExitStack() as stack:
-        report = stack.enter_context(_open_report(imports["report"])) if imports["report"] else None
-        failures = _Failures(app, report, "lines", _line_failed)
-        try:
-            with app.out.progress("reading the lines") as bar:
-                made = api.import_jsonl(
-                    name,
-                    file,
-                    copy=copy,
-                    progress=lambda progress: bar.update(_describe(progress), progress.done, progress.total),
-                    on_failure=failures.add,
-                    **chosen,
-                    **options,
-                )
-        except ImportFailedError as exc:
-            failures.show()
-            if exc.failures:
-                app.out.result({"import": {"failed": exc.failures, **failures.value}})
-            raise
-        failures.show()
+    with (
+        _failures(app, imports["report"], "lines", _line_failed) as failures,
+        app.out.progress("reading the lines") as bar,
+    ):
+        made = api.import_jsonl(
+            name,
+            file,
+            copy=copy,
+            progress=lambda progress: bar.update(_describe(progress), progress.done, progress.total),
+            on_failure=failures.add,
+            **chosen,
+            **options,
+        )
     value = {"lines": made.lines, "left_out": made.left_out, "resumed": made.resumed, **failures.value}
     notes = [f"{made.resumed:,} lines had been done before"] if made.resumed else []
     return Imported(made.record, value, notes)
@@ -179,26 +172,19 @@ def _from_videos(
     app: App, name: str, url: str, *, frames: str, imports: dict[str, Any], options: dict[str, Any]
 ) -> Imported:
     chosen = {key: imports[key] for key in _FRAMES_ONLY if imports[key] is not None}
-    with ExitStack() as stack:
-        report = stack.enter_context(_open_report(imports["report"])) if imports["report"] else None
-        failures = _Failures(app, report, "videos", lambda failure: f"{failure.video}: {failure.reason}")
-        try:
-            with app.out.progress(f"decoding videos of {url}") as bar:
-                made = api.import_frames(
-                    name,
-                    url,
-                    frames=frames,
-                    progress=lambda far: bar.update(_describe_frames(far), far.done, far.total),
-                    on_failure=failures.add,
-                    **chosen,
-                    **options,
-                )
-        except ImportFailedError as exc:
-            failures.show()
-            if exc.failures:
-                app.out.result({"import": {"failed": exc.failures, **failures.value}})
-            raise
-        failures.show()
+    with (
+        _failures(app, imports["report"], "videos", lambda failure: f"{failure.video}: {failure.reason}") as failures,
+        app.out.progress(f"decoding videos of {url}") as bar,
+    ):
+        made = api.import_frames(
+            name,
+            url,
+            frames=frames,
+            progress=lambda far: bar.update(_describe_frames(far), far.done, far.total),
+            on_failure=failures.add,
+            **chosen,
+            **options,
+        )
     value = made._asdict() | failures.value
     del value["record"]
     notes = [f"{made.images:,} images of {count(made.videos - made.left_out, 'video')}"]
@@ -237,6 +223,21 @@ class _Failures:
         if self._count > len(self._first):
             where = "the report" if self._report is not None else "--report FILE or --json"
             self._app.out.warning(f"{self._count - len(self._first):,} more {self._what} failed; {where} has them all")
+
+
+@contextmanager
+def _failures(app: App, report: str | None, what: str, describe: Callable[[Any], str]) -> Iterator[_Failures]:
+    """Give what takes the failures of an import, and show them at its end, also where it fails."""
+    with ExitStack() as stack:
+        failures = _Failures(app, stack.enter_context(_open_report(report)) if report else None, what, describe)
+        try:
+            yield failures
+        except ImportFailedError as exc:
+            failures.show()
+            if exc.failures:
+                app.out.result({"import": {"failed": exc.failures, **failures.value}})
+            raise
+        failures.show()
 
 
 def _line_failed(failure: api.Failure) -> str:

@@ -75,7 +75,7 @@ class FramesProgress(NamedTuple):
     done: int
     """Stretches of videos that are done, of `total`."""
     total: int
-    """It grows: the first stretch of a video tells how many there are."""
+    """Grows, as the first stretch of a video tells how many there are."""
     failed: int
     """Videos."""
     images: int

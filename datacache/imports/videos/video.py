@@ -35,7 +35,7 @@ EXTENSIONS = (
     *(".vob", ".flv", ".f4v", ".wmv", ".asf", ".ogv", ".mxf", ".mjpeg", ".gif", ".h264", ".264", ".h265", ".hevc"),
 )
 _CONTAINERS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpegts,mpeg,flv,asf,ogg,mxf,mjpeg,gif,h264,hevc"
-"""What is opened. Playlists (HLS, DASH, concat) are not: they name other files."""
+"""Open these alone. Playlists (HLS, DASH, concat) are not among them: they name other files."""
 _INDEXED = frozenset(["mov,mp4,m4a,3gp,3g2,mj2", "matroska,webm"])
 _COUNTED = frozenset(["avi", "h264", "hevc", "mjpeg"])
 """Containers that give packets their place in the order of decoding alone: frames come at these times, in turn."""
