@@ -216,6 +216,11 @@ class Settings:
         """Return where store credentials that volumes brought along lie: `credentials`, or a folder in the home."""
         return self.home / "credentials" if self.credentials is None else self.credentials
 
+    def reduce_elsewhere(self) -> tuple[object, ...]:
+        """Return what travels to another machine's process (`core.engine`): which catalog, and where new objects go,
+        for one that has no settings of its own for them. All else is its own."""
+        return _elsewhere, (self.catalog, self.objects)
+
     def require_objects(self) -> str:
         """Return where large new objects go. `SettingsError` if it was not set and the catalog is shared: a folder of
         this node would not be there for the others."""
@@ -229,6 +234,13 @@ class Settings:
     def mode_of(self, dataset: str) -> str:
         """Return the mode of a data set in the cluster: that of the first pattern it matches, else `share`."""
         return next((mode for pattern, mode in self.cluster_mode if fnmatchcase(dataset, pattern)), "share")
+
+
+def _elsewhere(catalog: str, objects: str) -> Settings:
+    own = load_settings()
+    if own.catalog != f"sqlite:///{own.home / 'catalog.db'}":  # it was set
+        return own if own.objects else replace(own, objects=objects)
+    return replace(own, catalog=catalog, objects=objects)
 
 
 def parse_bytes(text: str | int) -> int:

@@ -32,6 +32,8 @@ from datacache.reader.snapshot import Snapshot
 from datacache.settings import Settings, load_settings
 
 if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
     from datacache.annotations.browsing.browser import Browser
     from datacache.annotations.pictures.preview import Picture
     from datacache.annotations.stats import Statistics
@@ -322,6 +324,7 @@ def convert(
     stratify: bool = False,
     objects: str | None = None,
     processes: int | None = None,
+    on: str | Executor | None = None,
     settings: Settings | None = None,
     progress: Callable[[str, int, int], None] = lambda _what, _done, _total: None,
     **options: Unpack[ConvertOptions],
@@ -333,13 +336,15 @@ def convert(
     `"640x480"`. `progress(what, done, total)` counts images. The result has `record` and `report`.
 
     Deterministic and idempotent: the same snapshot, options and earlier classes of `name` give the same id. Nothing is
-    visible before the end, and a conversion that was killed can be run again. Any thread may call it. Annotations are
-    read in worker processes made by `fork()`; `processes=1` makes none. Raises `ConversionError` (`strict`),
+    visible before the end, and a conversion that was killed can be run again. Any thread may call it. Annotations and
+    images are read in worker processes made by `fork()`; `processes=1` makes none. `on` names an engine that does it
+    instead, such as `"dask://HOST:PORT"`, or is a `concurrent.futures.Executor`. Raises `ConversionError` (`strict`),
     `UsageError`, and what stores and catalogs raise.
     """
     from datacache.catalog.objects import ObjectWriter
     from datacache.conversion.operations import parse_operations
     from datacache.conversion.pipeline import Plan, run
+    from datacache.executors.open import open_workers
 
     settings = settings or load_settings()
     given: dict[str, Any] = dict(options)
@@ -353,13 +358,17 @@ def convert(
         classes=classes,
         **given,
     )
-    with closing(open_catalog(settings)) as catalog, open_snapshot(ref, settings) as snapshot:
+    with (
+        closing(open_catalog(settings)) as catalog,
+        open_snapshot(ref, settings) as snapshot,
+        open_workers(on, processes, settings) as workers,
+    ):
         return run(
             catalog,
             [snapshot],
             plan,
             open_objects=lambda: ObjectWriter(catalog, settings, url=objects or ""),
-            processes=processes,
+            processes=workers,
             progress=progress,
         )
 

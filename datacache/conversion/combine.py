@@ -24,6 +24,7 @@ from datacache.conversion.index import Annotations, Progress, Reading, with_entr
 from datacache.conversion.model import Splits
 from datacache.core.counters import count
 from datacache.core.errors import UsageError
+from datacache.core.parallel import Workers
 from datacache.manifest.model import Entry, Source
 from datacache.reader.snapshot import Snapshot
 
@@ -84,7 +85,7 @@ class Inputs:
         splits: Splits | None,
         rename: Mapping[str, str],
         *,
-        processes: int | None,
+        processes: Workers,
         progress: Progress,
     ) -> None:
         """Read their annotations. `splits` are those that data sets bring, if None; `rename` is of classes.

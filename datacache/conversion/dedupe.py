@@ -29,7 +29,7 @@ from datacache.conversion.files import Files, Part
 from datacache.conversion.images import decode, expect_decodable
 from datacache.conversion.index import with_entries
 from datacache.core.errors import AnnotationError, BrokenImageError, UsageError
-from datacache.core.parallel import ordered_map
+from datacache.core.parallel import Workers, ordered_map
 from datacache.reader.snapshot import Snapshot
 
 MOST_BITS = 8
@@ -56,7 +56,7 @@ def find_repeats(
     table: Table,
     *,
     similar: int | None = None,
-    processes: int | None = None,
+    processes: Workers = None,
     progress: Callable[[str, int, int], None] = lambda _what, _done, _total: None,
 ) -> list[Repeat]:
     """Return the images of a table that repeat others, in the order of their paths. With `similar`, also those whose
@@ -87,7 +87,7 @@ def find_repeats(
 
 
 def _hashes(
-    snapshot: Snapshot, rows: Numbers, processes: int | None, progress: Callable[[str, int, int], None]
+    snapshot: Snapshot, rows: Numbers, processes: Workers, progress: Callable[[str, int, int], None]
 ) -> tuple[Numbers, Hashes]:
     """Return those of the rows whose images can be decoded, in their order, and their hashes."""
     by_row = np.argsort(rows)
@@ -104,14 +104,15 @@ def _hashes(
 
 
 class _Hasher:
-    """Hashes images. Made in the parent, used in each worker."""
+    """Hashes images. Made by the caller, used in each worker."""
 
     def __init__(self, snapshot: Snapshot) -> None:
-        self._manifest, self._files = snapshot.manifest, Files(snapshot)
+        self._files = Files(snapshot)
 
     def work(self, rows: Numbers) -> list[int | None]:
         """Return the hash of each image; None for one that cannot be decoded."""
-        parts = (Part(row, self._manifest.entry(row).size_bytes) for row in rows.tolist())
+        manifest = self._files.snapshot.manifest
+        parts = (Part(row, manifest.entry(row).size_bytes) for row in rows.tolist())
         found = [image_hash(bytes(data)) for data in self._files.read(parts)]
         self._files.done()
         return found

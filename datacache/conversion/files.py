@@ -69,12 +69,16 @@ class _Fetch:
         return data
 
 
+def _new_threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(_THREADS, "read")
+
+
 class Files:
     """Reads rows of one snapshot."""
 
     def __init__(self, snapshot: Snapshot) -> None:
-        self._snapshot = snapshot
-        self._threads = PerProcess(lambda: ThreadPoolExecutor(_THREADS, "read"))
+        self.snapshot = snapshot
+        self._threads = PerProcess(_new_threads)
         self._file_s = 0.0
         """How long a file of this machine takes, on average."""
 
@@ -87,7 +91,7 @@ class Files:
         parts = iter(parts)
         waiting = next(parts, None)
         fetch = _Fetch()
-        any_here = self._snapshot.rows.any_local()
+        any_here = self.snapshot.rows.any_local()
         while waiting is not None or coming:
             while waiting is not None and len(coming) < _AHEAD and (not coming or held < _AHEAD_BYTES):
                 here: Data | None = self._here(waiting) if any_here else None
@@ -111,7 +115,7 @@ class Files:
 
     def done(self) -> None:
         """Let go of what was read so far."""
-        self._snapshot.rows.unmap_pages()
+        self.snapshot.rows.unmap_pages()
 
     def _begun(self, fetch: _Fetch) -> _Fetch:
         """Begin to fetch; return the next one."""
@@ -120,8 +124,8 @@ class Files:
 
     def _here(self, part: Part) -> memoryview | None:
         if part.object is not None and part.stop:
-            return self._snapshot.rows.view_object(part.object, part.stop)
-        return self._snapshot.rows.read_local(part.row, part.start, part.stop)
+            return self.snapshot.rows.view_object(part.object, part.stop)
+        return self.snapshot.rows.read_local(part.row, part.start, part.stop)
 
     def _at_once(self, part: Part) -> Data | None:
         """Return the bytes of a file of this machine, unless such take their time."""
@@ -134,7 +138,7 @@ class Files:
 
     def _fetched(self, parts: Sequence[Part]) -> list[Data | DatacacheError]:
         """Return the bytes of parts that are not on this node, or the error of each that cannot be had."""
-        rows = self._snapshot.rows
+        rows = self.snapshot.rows
         found: list[Data | DatacacheError | None] = [self._of_file(part) for part in parts]
         left = [at for at, data in enumerate(found) if data is None]
         whole = [at for at in left if _is_whole(parts[at], rows.object_at(parts[at].row)[1])]
@@ -148,12 +152,12 @@ class Files:
     def _of_file(self, part: Part) -> Data | None:
         """Return the bytes of a file of this machine; of any other nothing."""
         if part.ends_only and part.stop > HEAD_BYTES + TAIL_BYTES:
-            head, tail = (self._snapshot.rows.read_file(part.row, *span) for span in _ends(part))
+            head, tail = (self.snapshot.rows.read_file(part.row, *span) for span in _ends(part))
             return None if head is None or tail is None else b"".join((head, tail))
-        return self._snapshot.rows.read_file(part.row, part.start, part.stop)
+        return self.snapshot.rows.read_file(part.row, part.start, part.stop)
 
     def _of_large(self, part: Part) -> Data:
-        rows = self._snapshot.rows
+        rows = self.snapshot.rows
         if part.ends_only:
             return b"".join([rows.read_row(part.row, *span) for span in _ends(part)])
         return rows.read_row(part.row, part.start, part.stop)

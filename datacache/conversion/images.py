@@ -47,7 +47,7 @@ from datacache.conversion.operations import (
 )
 from datacache.core.concurrency import PerProcess
 from datacache.core.errors import AnnotationError, BrokenImageError
-from datacache.core.parallel import ordered_map
+from datacache.core.parallel import Workers, ordered_map
 from datacache.reader.snapshot import Snapshot
 
 Pixels = NDArray[Any]
@@ -82,7 +82,7 @@ def process_images(
     objects: ObjectWriter,
     source: int,
     *,
-    processes: int | None,
+    processes: Workers,
     report: Report,
     skeletons: Mapping[str, Skeleton],
 ) -> Iterator[Image]:
@@ -103,6 +103,10 @@ def process_images(
                 yield image._replace(annotation=annotation).stored_anew(stored, source)
 
 
+def _new_threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(_WRITES, "store")
+
+
 class _Worker:
     """Changes and stores images. Made in the parent, used in each worker process."""
 
@@ -116,7 +120,7 @@ class _Worker:
         self._files = Files(snapshot)
         self._operations, self._objects, self._skeletons = operations, objects, skeletons
         # A store takes its time for each object (a folder waits for the disk): several are under way at once.
-        self._threads = PerProcess(lambda: ThreadPoolExecutor(_WRITES, "store"))
+        self._threads = PerProcess(_new_threads)
 
     def work(self, batch: list[Image]) -> list[_Done]:
         """Return the result of each image."""

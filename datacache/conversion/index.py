@@ -45,7 +45,7 @@ from datacache.conversion.files import Data, Files, Part
 from datacache.conversion.source import AnnotationSource, Item, SaidAside
 from datacache.core.cores import cores
 from datacache.core.errors import AnnotationError, BrokenImageError, CorruptManifestError, UsageError
-from datacache.core.parallel import ordered_map
+from datacache.core.parallel import Workers, ordered_map
 from datacache.manifest.codec import ends_range
 from datacache.manifest.model import BlobId, Entry
 from datacache.manifest.reader import Manifest
@@ -120,7 +120,7 @@ class Annotations:
         """Read the splits that the data set brings."""
         return read_splits(self.source.read, self.source.layout, self.source.open)
 
-    def table(self, *, processes: int | None = None, progress: Progress = lambda _what, _done, _total: None) -> Table:
+    def table(self, *, processes: Workers = None, progress: Progress = lambda _what, _done, _total: None) -> Table:
         """Return all of them: from the catalog, or read now and kept there.
 
         Idempotent; a making that was killed is begun again by the next who asks. The store's errors where files cannot
@@ -136,7 +136,7 @@ class Annotations:
         catalog.set_derived(id, name, root, needs=[root, *table.blobs()])
         return table
 
-    def _build(self, builder: TableBuilder, processes: int | None, progress: Progress) -> BlobId:
+    def _build(self, builder: TableBuilder, processes: Workers, progress: Progress) -> BlobId:
         source, reading, earlier = self.source, self.reading, self._earlier()
         numbers = {} if earlier is None else earlier.range_numbers()
         done = 0

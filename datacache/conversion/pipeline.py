@@ -35,6 +35,7 @@ from datacache.conversion.problems import Mending, renamed
 from datacache.conversion.targets import TARGETS, About, Target
 from datacache.core.counters import count
 from datacache.core.errors import BrokenImageError, ConversionError, UsageError
+from datacache.core.parallel import Workers
 from datacache.manifest.builder import ManifestBuilder, sorted_entries
 from datacache.manifest.model import Entry, Lineage, Naming, SnapshotRecord, Source
 from datacache.reader.snapshot import Snapshot
@@ -121,7 +122,7 @@ def run(
     plan: Plan,
     *,
     open_objects: Callable[[], ObjectWriter],
-    processes: int | None = None,
+    processes: Workers = None,
     progress: Progress = lambda _what, _done, _total: None,
     check: Callable[[SnapshotRecord], None] | None = None,
 ) -> Conversion:

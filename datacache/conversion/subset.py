@@ -24,6 +24,7 @@ from datacache.conversion.pipeline import Plan, run
 from datacache.conversion.problems import own_format
 from datacache.conversion.source import AnnotationSource, NamedImages
 from datacache.core.errors import UsageError
+from datacache.core.parallel import Workers
 from datacache.manifest.model import Entry, Lineage, Naming, SnapshotRecord
 from datacache.reader.snapshot import Snapshot
 
@@ -39,7 +40,7 @@ def subset(
     open_objects: Callable[[], ObjectWriter],
     command: str = "query",
     chosen_by: Sequence[str] = (),
-    processes: int | None = None,
+    processes: Workers = None,
 ) -> SnapshotRecord:
     """Commit the snapshot that has these images of `snapshot`, and what belongs to them. `command` and `parameters` say
     how they were chosen, `chosen_by` by which other snapshots (`dataset@id`). Deterministic. `UsageError` where there

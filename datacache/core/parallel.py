@@ -17,8 +17,9 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from itertools import chain, islice
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
+from datacache.core.engine import Engine, Worker, map_on
 from datacache.core.errors import DatacacheError
 
 _T_contra = TypeVar("_T_contra", contravariant=True)
@@ -28,23 +29,25 @@ _AHEAD = 3
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
-class Worker(Protocol[_T_contra, _R_co]):
-    """The worker's code: made in the parent, used where the work is done, never pickled."""
-
-    def work(self, task: _T_contra, /) -> _R_co:
-        """Return the result of one task."""
-        ...
+Workers = int | Engine | None
+"""Who does tasks: so many processes of this machine (None: one for each processor), or an engine."""
 
 
 def ordered_map(
-    worker: Worker[_T_contra, _R_co], tasks: Iterable[_T_contra], *, processes: int | None = None
+    worker: Worker[_T_contra, _R_co],
+    tasks: Iterable[_T_contra],
+    *,
+    processes: Workers = None,
 ) -> Iterator[_R_co]:
     """Yield `worker.work(task)` for each task, in their order.
 
-    With one task, one processor, or in a process that may have no children, everything happens here. Errors of the work
-    are raised here; then, and when the caller stops early, what is in flight is abandoned. `DatacacheError` if a worker
-    process was killed. Any thread may call it.
+    An engine does all of them (`engine.map_on`). Else with one task, one processor, or in a process that may have no
+    children, everything happens here. Errors of the work are raised here; then, and when the caller stops early, what
+    is in flight is abandoned. `DatacacheError` if a worker process was killed. Any thread may call it.
     """
+    if isinstance(processes, Engine):
+        yield from map_on(processes, worker, tasks)
+        return
     count = processes or len(os.sched_getaffinity(0))
     ahead = list(islice(tasks := iter(tasks), 2))
     tasks = chain(ahead, tasks)

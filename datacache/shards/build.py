@@ -26,7 +26,7 @@ from datacache.core.concurrency import map_in_threads
 from datacache.core.counters import count
 from datacache.core.errors import ShardError, UsageError
 from datacache.core.html import html_table
-from datacache.core.parallel import ordered_map
+from datacache.core.parallel import Workers, ordered_map
 from datacache.manifest.builder import ManifestBuilder
 from datacache.manifest.model import Entry, Lineage, Naming, SnapshotRecord, Source
 from datacache.reader.snapshot import Snapshot
@@ -121,7 +121,7 @@ def build(
     options: Options,
     *,
     overwrite: bool = False,
-    processes: int | None = None,
+    processes: Workers = None,
     progress: Progress = lambda _what, _done, _total, _bytes: None,
 ) -> Built:
     """Make a set, finish one, or find that it exists. With `overwrite`, write all of it anew. Raise `UsageError` where
@@ -287,7 +287,7 @@ class _Content:
 
 
 def _content(
-    catalog: Catalog, snapshot: Snapshot, options: Options, processes: int | None, progress: Progress
+    catalog: Catalog, snapshot: Snapshot, options: Options, processes: Workers, progress: Progress
 ) -> _Content:
     manifest, counts = snapshot.manifest, Counts()
     seen = samples.survey(manifest)

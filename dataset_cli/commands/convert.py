@@ -76,6 +76,10 @@ class_options = options(
     ),
     click.option("--skip-difficult", is_flag=True, help="Leave out objects marked difficult."),
 )
+workers_options = options(
+    click.option("--processes", type=click.IntRange(1), help="How many (default: one a processor)."),
+    click.option("--on", metavar="ENGINE", help="Work there: dask://HOST:PORT or ray://HOST:PORT (default: local)."),
+)
 
 
 @command()
@@ -94,7 +98,7 @@ class_options = options(
 @click.option("--objects", metavar="URL", help="Where images that operations make go (default: DATACACHE_OBJECTS).")
 @naming_options()
 @report_option
-@click.option("--processes", type=click.IntRange(1), help="How many (default: one a processor).")
+@workers_options
 def convert(app: App, /, *, ref: str, name: str, report: Path | None, **options: Any) -> None:
     """Make a snapshot with the same images and converted annotations.
 

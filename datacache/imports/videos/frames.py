@@ -354,13 +354,17 @@ class _FramesRun:
             self._progress(FramesProgress(self._done, self._total, len(self.failed), self._images))
 
 
+def _new_threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(_WRITES, "store")
+
+
 class _StretchWorker:
     """Decodes stretches, and stores their images. Made in the parent, used in each worker process."""
 
     def __init__(self, store: ObjectStore, objects: ObjectWriter, sampling: Sampling, options: FramesOptions) -> None:
         self._store, self._objects, self._sampling, self._options = store, objects, sampling, options
         # A store takes its time for each object (a folder waits for the disk): several are under way at once.
-        self._threads = PerProcess(lambda: ThreadPoolExecutor(_WRITES, "store"))
+        self._threads = PerProcess(_new_threads)
 
     def work(self, task: _Stretch) -> _Result | _Failed:
         """Return the images of a stretch. The errors of the storage are raised, those of the video are the result."""

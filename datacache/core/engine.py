@@ -1,0 +1,222 @@
+"""Tasks on machines of others: on anything with the interface of `concurrent.futures.Executor`.
+
+Used by `parallel.ordered_map` where a caller gives an `Engine` in place of a number of processes: Dask, Ray, the
+catalog's queue, or an executor of the user's own. A worker is pickled once, and kept by each process that gets tasks of
+it. Tasks go together, about a second's worth, and results come back in the order of the tasks. What an engine loses is
+sent again a few times; that is safe, as all our tasks may be done twice.
+
+Settings do not travel whole. What has a method `reduce_elsewhere` is pickled by it, as by `object.__reduce__`: so a
+process elsewhere has its own home, cache and credentials.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import sys
+import time
+from base64 import b64decode, b64encode
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor, Future
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+from xxhash import xxh3_128_hexdigest
+
+from datacache.core.errors import DatacacheError, UsageError
+from datacache.core.joblog import JobLog
+
+_T_contra = TypeVar("_T_contra", contravariant=True)
+_R_co = TypeVar("_R_co", covariant=True)
+_AHEAD = 3
+"""Parcels in flight for each process: enough that none waits while results travel."""
+_PARCEL_S = 1.0
+_MOST_TASKS = 4096
+_TRIES = 4
+_KEPT_WORKERS = 4
+_ID_DIGITS = 32
+_VERSION: str = sys.modules["datacache"].__version__  # imported by importing this; naming it would be a circle
+
+
+class Worker(Protocol[_T_contra, _R_co]):
+    """The worker's code. Local processes are forked with it; elsewhere it is pickled."""
+
+    def work(self, task: _T_contra, /) -> _R_co:
+        """Return the result of one task. Doing it twice gives the same, and does no harm."""
+        ...
+
+
+class Engine:
+    """Where tasks are done. Leave it as a context when what they were for is committed: then the results that were kept
+    for a second start are removed. One thread."""
+
+    def __init__(
+        self, executor: Executor, *, width: Callable[[], int], folder: Path, close: Callable[[], None] = lambda: None
+    ) -> None:
+        """`width` says how many processes there are now. Results are kept in `folder`. `close` lets go of what belongs
+        to the executor."""
+        self.executor, self.width = executor, width
+        self._folder, self._close = folder, close
+        self._logs: dict[str, JobLog] = {}
+
+    def log(self, worker: str) -> JobLog:
+        """Open the log of the tasks of a worker, which is named by its hash."""
+        if worker not in self._logs:
+            taken = DatacacheError("another process has the same work done now", hint="Wait for it to end.")
+            self._logs[worker] = JobLog(self._folder, {"worker": worker}, taken=taken)
+        return self._logs[worker]
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, _error: BaseException | None, _at: TracebackType | None
+    ) -> None:
+        for log in self._logs.values():
+            if kind is None:
+                log.remove()
+            log.close()
+        self._close()
+
+
+def map_on(engine: Engine, worker: Worker[_T_contra, _R_co], tasks: Iterable[_T_contra]) -> Iterator[_R_co]:
+    """Yield the result of each task, in their order, or what an earlier start has got of the same task.
+
+    Errors of the work are raised here; `DatacacheError` where the engine has lost the same tasks again and again.
+    """
+    return _Spread(engine, worker).results(iter(tasks))
+
+
+class _Parcel(NamedTuple):
+    """Tasks that go together."""
+
+    tasks: list[bytes]
+    future: Future[bytes]
+    tries: int = 1
+
+
+class _Spread:
+    def __init__(self, engine: Engine, worker: Worker[Any, Any]) -> None:
+        self._engine = engine
+        self._worker = _dumps(worker)
+        self._key = f"{_VERSION} {xxh3_128_hexdigest(self._worker)}"
+        self._log = engine.log(self._key)
+        self._kept = {_id(record): at for at, record in self._log.records()}
+        self._size = 1
+
+    def results(self, tasks: Iterator[Any]) -> Iterator[Any]:
+        waiting: deque[_Parcel | int] = deque()  # an int is the place of a result in the log
+        packed = (_dumps(task) for task in tasks)
+        try:
+            while True:
+                most = _AHEAD * max(1, self._engine.width())
+                while sum(isinstance(each, _Parcel) for each in waiting) < most and self._take(packed, waiting):
+                    pass
+                if not waiting:
+                    return
+                first = waiting.popleft()
+                if isinstance(first, int):
+                    (record,) = self._log.read(iter([first]))
+                    yield _unpacked(record)
+                    continue
+                try:
+                    answer = first.future.result()
+                except Exception as exc:  # the engine's own: errors of the work come as results
+                    if first.tries >= _TRIES:
+                        raise DatacacheError(
+                            f"tasks were lost {first.tries} times: {type(exc).__name__}: {exc}",
+                            hint="Do its workers have memory, and this datacache? Run it again: what is done stays.",
+                        ) from exc
+                    waiting.appendleft(self._send(first.tasks, first.tries + 1))
+                    continue
+                yield from self._received(first, answer)
+        finally:
+            for each in waiting:
+                if isinstance(each, _Parcel):
+                    each.future.cancel()
+
+    def _take(self, packed: Iterator[bytes], waiting: deque[_Parcel | int]) -> bool:
+        """Send the next tasks, up to one whose result is kept. Return False where there are none."""
+        tasks: list[bytes] = []
+        at: int | None = None
+        while len(tasks) < self._size and at is None and (task := next(packed, None)) is not None:
+            at = self._kept.get(_task_id(task))
+            if at is None:
+                tasks.append(task)
+        if tasks:
+            waiting.append(self._send(tasks))
+        if at is not None:
+            waiting.append(at)
+        return bool(tasks) or at is not None
+
+    def _send(self, tasks: list[bytes], tries: int = 1) -> _Parcel:
+        return _Parcel(tasks, self._engine.executor.submit(do_tasks, self._key, self._worker, tasks), tries)
+
+    def _received(self, parcel: _Parcel, answer: bytes) -> Iterator[Any]:
+        results, error, took_s = pickle.loads(answer)  # noqa: S301 - of our own workers
+        for task, result in zip(parcel.tasks, results, strict=False):
+            self._log.add(_task_id(task) + b64encode(result))
+            yield pickle.loads(result)  # noqa: S301 - of our own workers
+        if error is not None:
+            raise error
+        if took_s > 0 and results:
+            wanted = int(_PARCEL_S * len(results) / took_s)
+            self._size = max(1, min(wanted, 2 * self._size, _MOST_TASKS))
+
+
+def _task_id(task: bytes) -> bytes:
+    return xxh3_128_hexdigest(task).encode()
+
+
+def _id(record: bytes) -> bytes:
+    return record[:_ID_DIGITS]
+
+
+def _unpacked(record: bytes) -> Any:
+    return pickle.loads(b64decode(record[_ID_DIGITS:]))  # noqa: S301 - of our own home
+
+
+# --- in the processes elsewhere -------------------------------------------------------------------------------------
+
+_workers: OrderedDict[str, Any] = OrderedDict()
+"""The workers met last, by their key."""
+
+
+def do_tasks(key: str, worker: bytes, tasks: Sequence[bytes]) -> bytes:
+    """Do some tasks of the worker that `key` names, which begins with the client's version. Return their results, the
+    error that ended them, and how long they took in seconds, pickled."""
+    started = time.perf_counter()
+    results: list[bytes] = []
+    error: Exception | None = None
+    try:
+        if (version := key.partition(" ")[0]) != _VERSION:
+            raise UsageError(
+                f"a process of the engine has datacache {_VERSION}, and this one {version}",
+                hint="Install the same version in both places.",
+            )
+        known = _workers.pop(key, None) or pickle.loads(worker)  # noqa: S301 - of our own client
+        _workers[key] = known
+        while len(_workers) > _KEPT_WORKERS:
+            _workers.popitem(last=False)
+        results.extend(_dumps(known.work(pickle.loads(task))) for task in tasks)  # noqa: S301 - of our own client
+    except Exception as exc:  # noqa: BLE001 - told to the client, which raises it
+        error = exc
+    took_s = time.perf_counter() - started
+    try:
+        return _dumps((results, error, took_s))
+    except Exception:  # noqa: BLE001 - an error that cannot be pickled
+        return _dumps((results, DatacacheError(f"{type(error).__name__}: {error}"), took_s))
+
+
+class _Pickler(pickle.Pickler):
+    def reducer_override(self, value: Any) -> Any:
+        reduce = getattr(value, "reduce_elsewhere", None)
+        return NotImplemented if reduce is None or isinstance(value, type) else reduce()
+
+
+def _dumps(value: Any) -> bytes:
+    file = io.BytesIO()
+    _Pickler(file, pickle.HIGHEST_PROTOCOL).dump(value)
+    return file.getvalue()

@@ -1,0 +1,94 @@
+"""Open an engine by what a user calls it: `dask://HOST:PORT`, `ray://HOST:PORT`, or an executor of the user's own.
+
+Used by `datacache.api`. The processes of an engine need this datacache, and settings with which they reach catalog and
+stores, as on any machine.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any
+
+from datacache.core.cores import cores
+from datacache.core.engine import Engine
+from datacache.core.errors import UsageError
+from datacache.core.parallel import Workers
+from datacache.settings import Settings
+
+_WIDTH_S = 2.0
+"""A cluster is asked for its size this often."""
+_CONNECT_S = 10.0
+_RETRIES = 3
+
+
+@contextmanager
+def open_workers(on: str | Executor | None, processes: int | None, settings: Settings) -> Iterator[Workers]:
+    """Give who does the work: the engine that `on` names, or processes of this machine. Leave it when all is committed:
+    then what the engine had done is forgotten. `UsageError` as in `open_engine`."""
+    if on is None or on == "local":
+        yield processes
+        return
+    if processes is not None:
+        raise UsageError(f"{on} has processes of its own", hint="Give either how many here, or an engine.")
+    with open_engine(on, settings) as engine:
+        yield engine
+
+
+def open_engine(on: str | Executor, settings: Settings) -> Engine:
+    """Return the engine; it is a context. `UsageError` for another name, where its library is missing, and where nobody
+    answers."""
+    folder = settings.home / "jobs"
+    if not isinstance(on, str):
+        return Engine(on, width=lambda: int(getattr(on, "_max_workers", 0) or cores()), folder=folder)
+    scheme, _, address = on.partition("://")
+    openers = {"dask": _dask, "ray": _ray}
+    if scheme not in openers or not address:
+        raise UsageError(f"{on} is no engine", hint="Write local, dask://HOST:PORT or ray://HOST:PORT.")
+    try:
+        executor, width, close = openers[scheme](address)
+    except (OSError, TimeoutError, ConnectionError) as exc:
+        raise UsageError(f"nobody answers at {on}: {exc}", hint="Is its scheduler running, at this address?") from exc
+    return Engine(executor, width=_seldom(width), folder=folder, close=close)
+
+
+def _need(module: str, extra: str) -> Any:
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as exc:
+        raise UsageError(f"{extra}:// needs {exc.name}", hint=f"pip install 'dsctl[{extra}]'") from exc
+
+
+def _dask(address: str) -> tuple[Executor, Callable[[], int], Callable[[], None]]:
+    distributed = _need("distributed", "dask")
+    client = distributed.Client(f"tcp://{address}", timeout=_CONNECT_S, set_as_default=False)
+    executor: Executor = client.get_executor(pure=False, retries=_RETRIES)
+
+    def width() -> int:
+        return sum(client.nthreads().values())
+
+    return executor, width, client.close
+
+
+def _ray(address: str) -> tuple[Executor, Callable[[], int], Callable[[], None]]:
+    ray = _need("ray", "ray")
+    from datacache.executors.ray import RayExecutor
+
+    ray.init(f"ray://{address}", logging_level="error", log_to_driver=False)
+    return RayExecutor(ray, retries=_RETRIES), lambda: int(ray.cluster_resources().get("CPU", 1)), ray.shutdown
+
+
+def _seldom(ask: Callable[[], int]) -> Callable[[], int]:
+    """Return a function that asks again only after a while."""
+    known, at = 1, float("-inf")
+
+    def width() -> int:
+        nonlocal known, at
+        if time.monotonic() - at > _WIDTH_S:
+            known, at = max(1, ask()), time.monotonic()
+        return known
+
+    return width

@@ -1,0 +1,128 @@
+"""Tasks on an executor of the user's: order, errors, what is lost, and what a second start finds done."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from datacache.core import engine as engines
+from datacache.core.engine import Engine
+from datacache.core.errors import DatacacheError, UsageError
+from datacache.core.parallel import ordered_map
+
+
+class Note:
+    """Notes in a folder which tasks were done, and how often."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def work(self, number: int) -> int:
+        with open(self.folder / str(number), "ab") as file:
+            file.write(b".")
+        return number * number
+
+    def counts(self) -> dict[int, int]:
+        return {int(path.name): path.stat().st_size for path in self.folder.iterdir()}
+
+
+class NoteUntil(Note):
+    """Fails at a number while a file is not there."""
+
+    def work(self, number: int) -> int:
+        if number == 7 and not (self.folder.parent / "mended").exists():
+            raise UsageError("seven")
+        return super().work(number)
+
+
+class Inline(ProcessPoolExecutor):
+    """Does calls at once, where they are made; loses the first few."""
+
+    def __init__(self, *, losses: int = 0) -> None:
+        self.losses = losses
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        if self.losses:
+            self.losses -= 1
+            future.set_exception(ConnectionError("the worker has left"))
+        else:
+            future.set_result(fn(*args, **kwargs))
+        return future
+
+
+@pytest.fixture
+def noted(tmp_path: Path) -> Path:
+    folder = tmp_path / "noted"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def pool() -> Iterator[ProcessPoolExecutor]:
+    with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
+        yield pool
+
+
+def open_engine(executor: Any, folder: Path) -> Engine:
+    return Engine(executor, width=lambda: 2, folder=folder / "jobs")
+
+
+def test_processes_that_only_have_what_was_pickled_give_results_in_order(
+    pool: ProcessPoolExecutor, tmp_path: Path, noted: Path
+) -> None:
+    with open_engine(pool, tmp_path) as engine:
+        assert list(ordered_map(Note(noted), range(300), processes=engine)) == [n * n for n in range(300)]
+    assert Note(noted).counts() == dict.fromkeys(range(300), 1)
+    assert not list((tmp_path / "jobs").iterdir())
+
+
+def test_a_second_start_does_only_what_the_first_did_not(tmp_path: Path, noted: Path) -> None:
+    worker = NoteUntil(noted)
+    with pytest.raises(UsageError, match="seven"), open_engine(Inline(), tmp_path) as engine:
+        list(ordered_map(worker, range(20), processes=engine))
+    before = worker.counts()
+    assert set(range(7)) <= set(before)
+    (tmp_path / "mended").touch()
+    with open_engine(Inline(), tmp_path) as engine:
+        assert list(ordered_map(worker, range(20), processes=engine)) == [n * n for n in range(20)]
+    assert {number: count for number, count in worker.counts().items() if number < 7} == dict.fromkeys(range(7), 1)
+
+
+def test_what_an_engine_lost_is_sent_again(tmp_path: Path, noted: Path) -> None:
+    with open_engine(Inline(losses=3), tmp_path) as engine:
+        assert list(ordered_map(Note(noted), range(9), processes=engine)) == [n * n for n in range(9)]
+
+
+def test_an_engine_that_loses_all_it_is_given_is_named(tmp_path: Path, noted: Path) -> None:
+    lost = pytest.raises(DatacacheError, match="lost 4 times: ConnectionError: the worker has left")
+    with lost, open_engine(Inline(losses=99), tmp_path) as engine:
+        list(ordered_map(Note(noted), range(9), processes=engine))
+
+
+def test_two_clients_with_the_same_work_are_told_apart(tmp_path: Path, noted: Path) -> None:
+    with open_engine(Inline(), tmp_path) as engine:
+        first = ordered_map(Note(noted), range(9), processes=engine)
+        next(first)
+        with open_engine(Inline(), tmp_path) as other, pytest.raises(DatacacheError, match="another process has"):
+            list(ordered_map(Note(noted), range(9), processes=other))
+        assert list(first) == [n * n for n in range(1, 9)]
+
+
+def test_a_process_with_another_version_does_nothing(
+    tmp_path: Path, noted: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Elsewhere(Inline):
+        def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+            with monkeypatch.context() as there:
+                there.setattr(engines, "_VERSION", "9.9")
+                return super().submit(fn, *args, **kwargs)
+
+    with pytest.raises(UsageError, match=r"has datacache 9\.9, and this one"), open_engine(Elsewhere(), tmp_path) as on:
+        list(ordered_map(Note(noted), range(9), processes=on))
+    assert Note(noted).counts() == {}
