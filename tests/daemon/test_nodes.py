@@ -275,7 +275,8 @@ def test_a_read_ends_soon_after_the_owner_gave_up_a_store_that_never_answers(
         with pytest.raises(StoreUnavailableError, match="s3://b/small/0"):
             reading.data.result(30)
         record_property("time, of the store's", (time.monotonic() - begun) / settings.store_timeout_s)
-        assert len(proxy.requests) == 2  # of the owner, and a short one of the node that asked it
+        # One of the owner, and a short one of the node that asked it, which on a busy machine may not get this far.
+        assert 1 <= len(proxy.requests) <= 2
         assert [each["problem"] for each in peers.describe()["members"]] == [""] * 3
 
 
