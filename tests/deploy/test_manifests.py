@@ -226,6 +226,21 @@ def test_values_that_cannot_work_are_refused(wrong: dict[str, Any]) -> None:
         jsonschema.validate(chart.merge(chart.default_values(), wrong), values_schema())
 
 
+def test_the_schemas_patterns_are_such_as_helms_regular_expressions_understand() -> None:
+    """Helm compiles them with Go's regexp (RE2), and refuses a chart with any other."""
+    text = (chart.CHART / "values.schema.json").read_text(encoding="utf-8")
+    patterns: list[str] = []
+
+    def note(each: dict[str, Any]) -> dict[str, Any]:
+        patterns.extend(filter(lambda value: isinstance(value, str), [each.get("pattern")]))
+        patterns.extend(each.get("patternProperties", {}))
+        return each
+
+    json.loads(text, object_hook=note)
+    assert len(patterns) > 10
+    assert [each for each in patterns if re.search(r"\(\?(?!:)|\\[1-9]", each)] == [], "lookaround, or a reference back"
+
+
 def test_values_of_an_older_chart_are_refused_with_the_way_out_and_documents_keep_clear_of_them() -> None:
     """`helm upgrade --reuse-values` gives a new chart the old one's defaults, and none of its own."""
     reused = chart.default_values()
