@@ -19,6 +19,7 @@ import grpc
 
 from csi_driver import volume_records
 from csi_driver.kube import KubeApi, VolumeClaim
+from csi_driver.quotas import check_pin_size, check_staging
 from csi_driver.resolve import BucketRules, check_open, check_pin, check_sources, check_subpath, find_snapshot
 from csi_driver.status import (
     RequestError,
@@ -65,9 +66,9 @@ class ControllerService:
         self._settings, self._api, self._rules = settings, api, rules
         self._catalog = open_catalog(settings)
         self._room = threading.Lock()
-        """The rest of the classes' capacities: from counting it until what is given away is in the catalog. The
-        leaders of the provisioner and of the resizer may be in two pods: what these give in the same moment is seen by
-        whoever comes next."""
+        """The rest of classes' capacities and namespaces' quotas: from counting it until what is given away is in the
+        catalog. The leaders of the provisioner and of the resizer may be in two pods: what these give in the same
+        moment is seen by whoever comes next."""
 
     def close(self) -> None:
         """Close the catalog."""
@@ -194,18 +195,20 @@ class ControllerService:
         )
 
     def _give(self, decided: VolumeRecord) -> VolumeRecord:
-        """Keep a new volume if its class has room for it, or return the one that another call has made meanwhile."""
-        if decided.spec.read_only or not decided.parameters.get(CAPACITY):
+        """Keep a new volume if its class and its namespace have room for it, or return the one that another call has
+        made meanwhile."""
+        if decided.spec.read_only:
             return volume_records.add(self._catalog, decided)
         with self._room:
             there = volume_records.read(self._catalog, decided.id)
             if there is not None:
                 return there
             check_room(self._catalog, decided.parameters, decided.capacity_bytes)
+            check_staging(self._catalog, decided.spec.namespace, decided.capacity_bytes)
             return volume_records.add(self._catalog, decided)
 
     def _grow(self, record: VolumeRecord, size_bytes: int) -> VolumeRecord:
-        """Let a volume hold this much, if its class has room for it now."""
+        """Let a volume hold this much, if its class and its namespace have room for it now."""
         with self._room:
             there = volume_records.read(self._catalog, record.id)
             if there is not None and not there.spec.read_only and size_bytes > there.capacity_bytes:
@@ -215,6 +218,7 @@ class ControllerService:
                 if self._api is not None and there.storage_class:  # which may have been made anew
                     parameters[CAPACITY] = self._api.class_parameters(there.storage_class).get(CAPACITY, "")
                 check_room(self._catalog, parameters, more_bytes, code=code)
+                check_staging(self._catalog, there.spec.namespace, more_bytes, code=code)
             grown = volume_records.grow(self._catalog, record.id, size_bytes)
         if grown is None:
             raise _unknown(record.id)
@@ -284,6 +288,8 @@ class ControllerService:
         record = find_snapshot(self._catalog, spec.ref, namespace, default=self._settings.access)
         check_sources(self._catalog, record.id, spec.ref, self._settings)
         check_subpath(self._catalog, record, spec)
+        if spec.pin:
+            check_pin_size(self._catalog, namespace, record.ref, record.total_bytes)
         if wanted.limit_bytes and record.total_bytes > wanted.limit_bytes:
             raise out_of_range(
                 f"{spec.dataset} has {record.total_bytes:,} bytes, more than the limit of {wanted.limit_bytes:,}"

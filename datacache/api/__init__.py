@@ -111,6 +111,9 @@ if TYPE_CHECKING:
     from datacache.api.options import ShardOptions as ShardOptions
     from datacache.api.options import make_query as make_query
     from datacache.api.options import take as take
+    from datacache.api.quotas import QuotaUse as QuotaUse
+    from datacache.api.quotas import namespace_quotas as namespace_quotas
+    from datacache.api.quotas import set_namespace_quota as set_namespace_quota
     from datacache.api.snapshots import collect_garbage as collect_garbage
     from datacache.api.snapshots import create_snapshot as create_snapshot
     from datacache.api.snapshots import dataset_access as dataset_access

@@ -13,6 +13,7 @@ import click
 
 from datacache import api
 from dataset_cli.app import App, command
+from dataset_cli.commands.quota import quota
 
 _DATASET_CLASS, _BUCKET_CLASS = "datacache-dataset", "datacache-bucket"
 _QUOTA = "100Gi"
@@ -23,6 +24,9 @@ _POD_IMAGE = "busybox:1.37.0"
 @click.group()
 def k8s() -> None:
     """Print PVCs of snapshots and buckets; forget what a static PV meant."""
+
+
+k8s.add_command(quota)
 
 
 def _matching(pattern: str, what: str) -> Callable[..., str | None]:
