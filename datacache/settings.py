@@ -159,7 +159,8 @@ class Settings:
     zone: str = ""
     """Where the node is: its owners of blocks are nodes of the same zone first."""
     node: str = ""
-    """The id of this node in its cluster; '': the name of the machine."""
+    """The id of this node in its cluster; '': the name of the machine. Without a cluster, the name under which the
+    daemon tells the catalog what the node holds; '': it does not."""
     cluster_mode: tuple[tuple[str, str], ...] = (("*", "share"),)
     """Patterns of data set names, and their mode; see `mode_of`."""
     stores: tuple[StoreOptions, ...] = ()

@@ -6,6 +6,7 @@ They are documents of the catalog, with times by the clock that all its users sh
     mount-lease   holder → until when, on which host, and which snapshots are mounted where
     creation      token → since when objects are being stored for a snapshot that is not committed yet
     removed       snapshot id → when it was removed: the grace period counts from then
+    holding       node → until when what it says of its cache counts (`holdings`)
     sweep         `objects` → how often a collection has begun, or ended, to delete stored objects
 
 A lease ends by itself, so a node that died keeps nothing for ever. Any thread and process may call.
@@ -28,6 +29,7 @@ from datacache.manifest.model import BlobId
 MOUNTS = "mount-lease"
 CREATIONS = "creation"
 REMOVED = "removed"
+HOLDINGS = "holding"
 SWEEPS = "sweep"
 
 MOUNT_LEASE_S = 7 * 86_400.0
@@ -113,7 +115,8 @@ def _held(mounts: Iterable[str], removed: Iterable[tuple[str, str]], *, now_s: f
 
 def forget_ended(catalog: Catalog, *, now_s: float, cutoff_s: float) -> None:
     """Remove documents without effect: ended leases, and removals at `cutoff_s` or before."""
-    for kind, field, end_s in ((MOUNTS, "until_s", now_s), (CREATIONS, "until_s", now_s), (REMOVED, "at_s", cutoff_s)):
+    ends = [(kind, "until_s", now_s) for kind in (MOUNTS, CREATIONS, HOLDINGS)]
+    for kind, field, end_s in (*ends, (REMOVED, "at_s", cutoff_s)):
         for key, text in _all(catalog, kind):
             if _number(text, field) <= end_s:
                 catalog.remove_document(kind, key, old=text)  # one that was renewed meanwhile has another text

@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import resource
+import socket
 import threading
 import time
 from collections import deque
@@ -33,6 +34,7 @@ from datacache.core.errors import DatacacheError, SnapshotNotFoundError, UsageEr
 from datacache.core.ids import ObjectRef, block_id, block_length, object_id
 from datacache.daemon import memory, paths
 from datacache.daemon.fetcher import Fetcher, Reading
+from datacache.daemon.holdings import Holdings
 from datacache.daemon.metrics import render_metrics
 from datacache.daemon.mount_leases import MountLeases
 from datacache.daemon.orders.lookahead import Lookaheads
@@ -134,6 +136,16 @@ class Daemon:
             peers=peers,
         )
         self._leases = MountLeases(settings, partial(open_catalog_url, settings=settings))
+        self._holdings: Holdings | None = None
+        if (settings.node or settings.cluster) and not catalog.read_only and not self._part.number:
+            self._holdings = Holdings(
+                settings.node or socket.gethostname(),
+                settings.home,
+                catalog,
+                settings.catalog,
+                missing=self._local.missing,
+                datasets=self._cached_datasets,
+            )
         self._sends = Sends()
         self._considered: set[str] = set()
         self._chores = ThreadPoolExecutor(2, thread_name_prefix="chore")
@@ -201,6 +213,8 @@ class Daemon:
             paths.start_failure_path(self._settings.home).unlink(missing_ok=True)
             self._pulse.start()
             self._leases.start()
+            if self._holdings is not None:
+                self._holdings.start()
             if self._replicas is not None:
                 self._replicas.start()
 
@@ -226,6 +240,8 @@ class Daemon:
     def close(self) -> None:
         """End all work under way; what outlasts a few seconds of patience ends with the process."""
         self._leases.stop()
+        if self._holdings is not None:
+            self._holdings.stop()
         if self._replicas is not None:
             self._replicas.stop()
         self._chores.shutdown(wait=False, cancel_futures=True)
@@ -440,7 +456,7 @@ class Daemon:
         if pinned:
             raise UsageError(f"{dataset} is pinned ({', '.join(pinned)})", hint=f"dsctl cache unpin {pinned[0]}")
         if dataset:
-            held = {found["name"] for found in self._added_up("datasets", self._datasets(fields))["datasets"]}
+            held = self._cached_datasets()
             if dataset not in held and not self._part.number and self._catalog.dataset(dataset) is None:
                 here = f"This node has something of: {', '.join(sorted(held))}."
                 hint = here if held else "This node has nothing cached."
@@ -452,6 +468,10 @@ class Daemon:
     def _datasets(self, _: Fields) -> dict[str, Any]:
         held = self._written(lambda: {one.dataset for tier in self._writer.tiers for one in tier.containers.values()})
         return {"datasets": [{"name": name} for name in held]}
+
+    def _cached_datasets(self) -> set[str]:
+        """Return the data sets with blocks in the cache of any part."""
+        return {found["name"] for found in self._added_up("datasets", self._datasets(Fields({})))["datasets"]}
 
     def _health(self, _: Fields) -> Result:
         problems = [f"{tier.name}: {tier.problem}" for tier in self._writer.tiers if tier.problem]

@@ -488,9 +488,11 @@ def test_daemon_and_mounts_of_a_node_have_the_clusters_key_and_settings_that_the
     added = daemon["env"][len(without) :]
     assert daemon["env"][: len(without)] == without
     fields = {each["name"]: each["valueFrom"]["fieldRef"]["fieldPath"] for each in added if "valueFrom" in each}
-    assert fields == {"POD_IP": "status.podIP", "DATACACHE_NODE": "spec.nodeName"}
+    assert fields == {"POD_IP": "status.podIP"}
+    [name] = [each for each in daemon["env"] if each["name"] == "DATACACHE_NODE"]
+    assert name["valueFrom"] == {"fieldRef": {"fieldPath": "spec.nodeName"}}
     assert [each["name"] for each in added].index("POD_IP") < [each["name"] for each in added].index("DATACACHE_LISTEN")
-    for each in added:
+    for each in (*added, name):
         monkeypatch.setenv(each["name"], each.get("value", "gpu-1").replace("$(POD_IP)", "10.0.0.7"))
     monkeypatch.setenv("DATACACHE_HOME", str(tmp_path))
     found = load_settings()

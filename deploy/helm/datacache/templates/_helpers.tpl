@@ -32,13 +32,14 @@
             # These containers are each other's: nobody starts a daemon of its own, and mounts live in the mounts' container.
             - {name: DATACACHE_DAEMON, value: external}
             - {name: DATACACHE_MOUNT_HOST, value: {{ printf "%q" (printf "%s/run/mounts.sock" .Values.home) }}}
+            # By which the daemon tells the catalog what this node holds, and by which other nodes know it.
+            - name: DATACACHE_NODE
+              valueFrom: {fieldRef: {fieldPath: spec.nodeName}}
 {{- end }}
 {{- define "datacache.cluster-environment" }}
             {{- if and .Values.cluster .Values.cluster.enabled }}
             - name: POD_IP
               valueFrom: {fieldRef: {fieldPath: status.podIP}}
-            - name: DATACACHE_NODE
-              valueFrom: {fieldRef: {fieldPath: spec.nodeName}}
             - {name: DATACACHE_LISTEN, value: "[$(POD_IP)]:{{ .Values.cluster.port }}"}
             - {name: DATACACHE_CLUSTER, value: {{ printf "%q" .Values.cluster.name }}}
             - {name: DATACACHE_CLUSTER_KEY_FILE, value: /etc/datacache/cluster/key}
