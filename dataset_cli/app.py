@@ -7,7 +7,7 @@ when they are first used.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from functools import cached_property, reduce
 from pathlib import Path
@@ -34,6 +34,8 @@ class App:
     def __init__(self) -> None:
         self.out = Output(bars=lambda: self.settings.progress)
         self.debug = False
+        self.output_ref: Path | None = None
+        """Where the reference of the snapshot that is made goes."""
 
     @cached_property
     def settings(self) -> Settings:
@@ -52,6 +54,11 @@ class App:
         """Return the record of the snapshot that a reference names."""
         with self.catalog() as catalog:
             return api.resolve(catalog, ref)
+
+    def write_ref(self, record: api.SnapshotRecord) -> None:
+        """Write the whole reference of a snapshot that was made where `--output-ref` asks for it."""
+        if self.output_ref is not None:
+            _write_text(self.output_ref, f"{record.dataset}@{record.id}")
 
     @contextmanager
     def annotations(self, ref: str, **how: Any) -> Iterator[tuple[api.Snapshot, api.Table]]:
@@ -222,8 +229,24 @@ query_options = options(
 """See `api.QueryOptions`."""
 
 
+def _write_text(path: Path, text: str) -> None:
+    """Write what `--output-ref` asks for. In place: it may be a pipe."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as exc:
+        raise UsageError(f"--output-ref: {path} cannot be written: {exc.strerror}") from exc
+
+
+def _note_output_ref(context: click.Context, _parameter: click.Parameter, value: Path | None) -> None:
+    if value is not None and not context.resilient_parsing:
+        _write_text(value, "")  # tried before any work; what an earlier run has left is no result of this one
+        context.find_object(App).output_ref = value  # type: ignore[union-attr]
+
+
 def naming_options(only_with: str = "") -> Callable[[_F], _F]:
-    """Return the options that name a new snapshot (`api.NamingOptions`). `only_with` is the option they need."""
+    """Return the options that name a new snapshot (`api.NamingOptions`), and `--output-ref`, which the `App` notes.
+    `only_with` is the option they need."""
 
     def text(words: str) -> str:
         return f"With {only_with}: {words[0].lower()}{words[1:]}" if only_with else words
@@ -233,7 +256,23 @@ def naming_options(only_with: str = "") -> Callable[[_F], _F]:
         click.option("--move-tags", is_flag=True, help=text("Move tags that name another snapshot.")),
         click.option("--replace", is_flag=True, help=text("Make it the next version, even of something else.")),
         click.option("--message", "-m", default="", help=text("A line on why it was made.")),
+        click.option(
+            "--output-ref",
+            type=FILE,
+            expose_value=False,
+            callback=_note_output_ref,
+            help=text("Write its reference, NAME@ID, into this file, for the next step of a pipeline."),
+        ),
     )
+
+
+def expect_no_naming(app: App, naming: Mapping[str, Any]) -> None:
+    """Raise `UsageError` where options name a snapshot, and none is asked for."""
+    if any(naming.values()) or app.output_ref is not None:
+        raise UsageError(
+            "--tag, --move-tags, --replace, --message and --output-ref are for a new snapshot",
+            hint="Name it with --as.",
+        )
 
 
 def listing_options(what: str) -> Callable[[_F], _F]:

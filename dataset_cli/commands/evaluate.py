@@ -20,7 +20,18 @@ import click
 from datacache import api
 from datacache.core.counters import count
 from datacache.core.errors import UsageError
-from dataset_cli.app import FILE, App, DatasetName, SnapshotRef, command, naming_options, plot_format, reading_options
+from dataset_cli.app import (
+    FILE,
+    App,
+    DatasetName,
+    SnapshotRef,
+    command,
+    expect_no_naming,
+    naming_options,
+    plot_format,
+    reading_options,
+)
+from dataset_cli.commands.convert import expect_writable, report_option, write_report
 from dataset_cli.commands.snapshot import described, summary
 from dataset_cli.output import printable, write_file
 
@@ -52,6 +63,7 @@ _CLASSES, _CONFUSIONS = 50, 10
 )
 @click.option("--plot", "picture", type=FILE, help="Draw curves and confusions: a .png, .svg or .pdf file.")
 @naming_options("--as")
+@report_option
 @reading_options
 def evaluate(
     app: App,
@@ -65,6 +77,7 @@ def evaluate(
     name: str | None,
     keep_unannotated: bool,
     picture: Path | None,
+    report: Path | None,
     **options: Any,
 ) -> None:
     """Measure predictions by labels of the same images.
@@ -78,13 +91,12 @@ def evaluate(
     dsctl evaluate mask-predicted --against mask@v3 --worst 200 --as mask-worst
     """
     naming = api.take(options, api.NamingOptions)
-    if name is None and any(naming.values()):
-        raise UsageError(
-            "--tag, --move-tags, --replace and --message are for a new snapshot", hint="Name it with --as."
-        )
+    if name is None:
+        expect_no_naming(app, naming)
     if name is not None and not worst:
         raise UsageError("--as makes a snapshot of the worst images, and --worst 0 asks for none")
     format = plot_format(picture)
+    expect_writable(report)
     with app.out.progress(f"evaluating {predicted}") as bar:
         found = api.evaluate(
             predicted,
@@ -104,7 +116,9 @@ def evaluate(
     made = None
     if name is not None:
         made = described(app, api.keep_worst(found, name=name, settings=app.settings, **naming, **options))
-    app.out.result(found.as_json() | {"snapshot": made})
+    shown = found.as_json() | {"snapshot": made}
+    write_report(report, shown)
+    app.out.result(shown)
     _print(app, found)
     if picture is not None:
         app.out.line(f"\n{printable(str(picture))} shows it")

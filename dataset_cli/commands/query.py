@@ -15,7 +15,16 @@ import click
 
 from datacache import api
 from datacache.core.errors import UsageError
-from dataset_cli.app import App, DatasetName, SnapshotRef, command, naming_options, query_options, reading_options
+from dataset_cli.app import (
+    App,
+    DatasetName,
+    SnapshotRef,
+    command,
+    expect_no_naming,
+    naming_options,
+    query_options,
+    reading_options,
+)
 from dataset_cli.commands.snapshot import described
 from dataset_cli.output import printable
 
@@ -54,10 +63,8 @@ def query(
     naming = api.take(options, api.NamingOptions)
     if name is not None and (only_count or only_paths or limit is not None):
         raise UsageError("--as makes a snapshot, and prints no images", hint="Leave out --count, --paths, --limit.")
-    if name is None and any(naming.values()):
-        raise UsageError(
-            "--tag, --move-tags, --replace and --message are for a new snapshot", hint="Name it with --as."
-        )
+    if name is None:
+        expect_no_naming(app, naming)
     with app.annotations(ref, **options) as (snapshot, table):
         images = table.images
         if name is not None:

@@ -69,6 +69,8 @@ def shard(app: App, /, *, ref: str | None, to: str | None, check: str | None, **
         raise click.UsageError("Missing argument 'REF'")
     if to is None:
         raise click.UsageError("Missing option '--to'")
+    if options["name"] is None and app.output_ref is not None:
+        raise click.UsageError("--output-ref is for --as: it names the snapshot of the shards")
     _make(app, ref, to, **options)
     return 0
 

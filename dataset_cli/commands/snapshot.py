@@ -62,7 +62,9 @@ def as_json(
 
 
 def described(app: App, record: api.SnapshotRecord) -> dict[str, Any]:
-    """Return the JSON shape of a snapshot, with the tags it has in the catalog."""
+    """Return the JSON shape of a snapshot that was made or tagged, with the tags it has in the catalog. Its reference
+    goes where `--output-ref` asks for it."""
+    app.write_ref(record)
     with app.catalog() as catalog:
         return as_json(record, catalog.dataset(record.dataset))
 

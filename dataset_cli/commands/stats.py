@@ -72,7 +72,7 @@ def stats(
     dsctl stats mask@v3 --fix --as mask-mended
     """
     naming = api.take(how, api.NamingOptions)
-    if fix != (name is not None) or (any(naming.values()) and not fix):
+    if fix != (name is not None) or ((any(naming.values()) or app.output_ref) and not fix):
         raise UsageError("--fix makes a snapshot that is named with --as", hint="Give both, or neither.")
     if predictions is not None and (fix or not problems):
         raise UsageError("--predictions is for --problems", hint="What predictions doubt is listed, and not mended.")

@@ -232,3 +232,37 @@ def test_nothing_under_a_url_is_a_failure(dsctl: Dsctl, tmp_path: Path) -> None:
         result = dsctl("snapshot", "create", "mask", "--from", url, "--json")
         assert result.code == 1
         assert result.error["type"] == "ObjectNotFoundError"
+
+
+def test_the_reference_of_what_was_made_goes_into_a_file(dsctl: Dsctl, bucket: Path, tmp_path: Path) -> None:
+    place = tmp_path / "outputs" / "ref"
+    create = ("snapshot", "create", "mask", "--from", bucket.as_uri(), "--output-ref", place)
+    made = dsctl(*create, "--json")
+    assert made.code == 0, made.err
+    assert place.read_text() == f"mask@{made.json['id']}"
+    failed = dsctl("snapshot", "create", "mask", "--from", (tmp_path / "nothing").as_uri(), "--output-ref", place)
+    assert failed.code == 1
+    assert place.read_text() == "", "what an earlier command has left is no result of this one"
+
+
+def test_a_reference_that_cannot_be_written_or_is_of_nothing_is_wrong_usage_and_nothing_is_made(
+    dsctl: Dsctl, bucket: Path, tmp_path: Path
+) -> None:
+    made = dsctl("snapshot", "create", "mask", "--from", bucket.as_uri(), "--output-ref", tmp_path)
+    assert made.code == 2, made.err
+    below = tmp_path / "file" / "ref"
+    below.parent.write_text("")
+    made = dsctl("snapshot", "create", "mask", "--from", bucket.as_uri(), "--output-ref", below)
+    assert made.code == 2
+    assert f"--output-ref: {below} cannot be written" in made.err
+    assert dsctl("snapshot", "list", "--json").json == []
+    assert dsctl("snapshot", "create", "mask", "--from", bucket.as_uri()).code == 0
+    for words in (
+        ("query", "mask"),
+        ("evaluate", "mask", "--against", "mask"),
+        ("stats", "mask"),
+        ("shard", "mask", "--to", tmp_path / "shards"),
+    ):
+        done = dsctl(*words, "--output-ref", tmp_path / "ref")
+        assert done.code == 2, words
+        assert "--as" in done.err
