@@ -29,6 +29,7 @@ from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from datacache.core.addresses import parse_network_rules
 from datacache.core.disk import replace_file
@@ -219,8 +220,9 @@ class Settings:
 
     def reduce_elsewhere(self) -> tuple[object, ...]:
         """Return what travels to another machine's process (`core.engine`): which catalog, and where new objects go,
-        for one that has no settings of its own for them. All else is its own."""
-        return _elsewhere, (self.catalog, self.objects)
+        for one that has no settings of its own for them. All else is its own. No password travels."""
+        secret = "@" in urlsplit(self.catalog).netloc
+        return _elsewhere, ("" if secret else self.catalog, self.objects)
 
     def require_objects(self) -> str:
         """Return where large new objects go. `SettingsError` if it was not set and the catalog is shared: a folder of
@@ -241,6 +243,11 @@ def _elsewhere(catalog: str, objects: str) -> Settings:
     own = load_settings()
     if own.catalog != f"sqlite:///{own.home / 'catalog.db'}":  # it was set
         return own if own.objects else replace(own, objects=objects)
+    if not catalog:
+        raise SettingsError(
+            "a process of an engine knows no catalog: that of the client has a password, which is not sent to engines",
+            hint="Set DATACACHE_CATALOG where the engine's processes are started.",
+        )
     return replace(own, catalog=catalog, objects=objects)
 
 

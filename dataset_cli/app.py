@@ -210,6 +210,11 @@ reading_options = options(
     click.option("--decode", is_flag=True, help="Decode every image: finds JPEGs that were cut in their middle."),
 )
 """See `api.ReadingOptions`."""
+workers_options = options(
+    click.option("--processes", type=click.IntRange(1), help="How many (default: one a processor)."),
+    click.option("--on", metavar="ENGINE", help="Work there: dask://HOST:PORT or ray://HOST:PORT (default: local)."),
+)
+"""How much works, and where; see `docs/SCALE.md`."""
 query_options = options(
     click.option(
         "--label", "labels", multiple=True, metavar="LABEL", help="Images with this label; several: with all."

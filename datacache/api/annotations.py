@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from datacache.annotations.table.table import Table
     from datacache.conversion.dedupe import Repeat
     from datacache.conversion.pipeline import Conversion
+    from datacache.core.parallel import Workers
     from datacache.shards.build import Sharded
     from datacache.shards.index import ShardSet
     from datacache.shards.verify import ShardProblem
@@ -55,21 +56,24 @@ def open_annotations(
     ref: str,
     *,
     processes: int | None = None,
+    on: str | Executor | None = None,
     settings: Settings | None = None,
     progress: Callable[[str, int, int], None] | None = None,
     **reading: Unpack[ReadingOptions],
 ) -> Iterator[tuple[Snapshot, Table]]:
-    """Open a snapshot and the table of its annotations, which is made the first time it is asked for.
+    """Open a snapshot and the table of its annotations, which is made the first time it is asked for; `on` is as in
+    `convert`.
 
     `UsageError` where the annotations' format cannot be told; the store's errors.
     """
     from datacache.conversion.index import Annotations
+    from datacache.executors.open import open_workers
 
     settings = settings or load_settings()
     how = make_reading(reading)
     with closing(open_catalog(settings)) as catalog, open_snapshot(ref, settings) as snapshot:
-        with shown(settings, progress, of_images) as tell:
-            table = Annotations(snapshot, catalog, how).table(processes=processes, progress=tell)
+        with shown(settings, progress, of_images) as tell, open_workers(on, processes, settings) as workers:
+            table = Annotations(snapshot, catalog, how).table(processes=workers, progress=tell)
         yield snapshot, table
 
 
@@ -116,11 +120,12 @@ def query(ref: str, *, settings: Settings | None = None, **wanted: Unpack[QueryO
         return ImageList(snapshot.record, settings, find(table, asked))
 
 
-def stats(ref: str, *, settings: Settings | None = None) -> Statistics:
-    """Return what `dsctl stats` shows: classes, boxes, sizes and problems of a snapshot's annotations."""
+def stats(ref: str, *, on: str | Executor | None = None, settings: Settings | None = None) -> Statistics:
+    """Return what `dsctl stats` shows: classes, boxes, sizes and problems of a snapshot's annotations; `on` is as in
+    `convert`."""
     from datacache.annotations.stats import collect
 
-    with open_annotations(ref, settings=settings) as (_snapshot, table):
+    with open_annotations(ref, on=on, settings=settings) as (_snapshot, table):
         return collect(table)
 
 
@@ -129,15 +134,18 @@ def problems(
     ref: str,
     *,
     predictions: str | None = None,
+    processes: int | None = None,
+    on: str | Executor | None = None,
     settings: Settings | None = None,
     progress: Callable[[str, int, int], None] = lambda _what, _done, _total: None,
     **reading: Unpack[ReadingOptions],
 ) -> ProblemList:
     """Return all that is wrong in a snapshot's annotations, in the order of files and lines: what reading finds, and
     what a closer look does (`docs/ANNOTATIONS.md`). `predictions` is a snapshot of the same images whose objects have
-    scores. Images of equal sizes in several splits are read."""
+    scores. Images of equal sizes in several splits are read. Annotations are read `on` an engine, as in `convert`."""
     from datacache.conversion.index import Annotations
     from datacache.conversion.problems import find
+    from datacache.executors.open import open_workers
 
     settings = settings or load_settings()
     how = make_reading(reading)
@@ -148,7 +156,9 @@ def problems(
     ):
         annotations = Annotations(snapshot, catalog, how)
         predicted = opened.enter_context(open_annotations(predictions, settings=settings))[1] if predictions else None
-        found = list(find(snapshot, annotations, annotations.table(progress=progress), predicted))
+        with open_workers(on, processes, settings) as workers:
+            table = annotations.table(processes=workers, progress=progress)
+        found = list(find(snapshot, annotations, table, predicted))
     return ProblemList(sorted(found, key=lambda problem: (problem.file, problem.line)))
 
 
@@ -201,6 +211,7 @@ def subset(
     command: str = "query",
     chosen_by: Sequence[str] = (),
     processes: int | None = None,
+    on: str | Executor | None = None,
     settings: Settings | None = None,
     progress: Callable[[str, int, int], None] = lambda _what, _done, _total: None,
     **options: Unpack[SubsetOptions],
@@ -208,13 +219,14 @@ def subset(
     """Make a snapshot of dataset `name` with these images of `ref` (their paths) and their annotations, by reference.
 
     `command` and `parameters` say in its lineage how they were chosen, `chosen_by` by which other snapshots.
-    Deterministic. `UsageError` where `images` is empty.
+    Annotations are read `on` an engine, as in `convert`. Deterministic. `UsageError` where `images` is empty.
     """
 
-    def chosen(_snapshot: Snapshot, _table: Table) -> Choice:
+    def chosen(_snapshot: Snapshot, _table: Table, _workers: Workers) -> Choice:
         return command, parameters or {}, images
 
-    return _subset(ref, chosen, name, settings, options, chosen_by=chosen_by, processes=processes, progress=progress)
+    how: dict[str, Any] = {"processes": processes, "on": on, "progress": progress}
+    return _subset(ref, chosen, name, settings, options, chosen_by=chosen_by, **how)
 
 
 @shows(of_images)
@@ -224,6 +236,7 @@ def dedupe(
     name: str,
     similar: int | None = None,
     processes: int | None = None,
+    on: str | Executor | None = None,
     settings: Settings | None = None,
     progress: Callable[[str, int, int], None] = lambda _what, _done, _total: None,
     **options: Unpack[SubsetOptions],
@@ -231,19 +244,20 @@ def dedupe(
     """Make a snapshot of dataset `name` with the images of `ref` that repeat no other, and return the others, too.
 
     Those repeat another that have its bytes; with `similar`, those that look like it, too: their hashes differ in so
-    many bits at most. The image with the most objects is kept, of several the first path. Deterministic.
+    many bits at most. The image with the most objects is kept, of several the first path. Deterministic. `on` is as
+    in `convert`.
     """
     from datacache.conversion.dedupe import find_repeats
 
     found: list[Repeat] = []
 
-    def choose(snapshot: Snapshot, table: Table) -> Choice:
-        found.extend(find_repeats(snapshot, table, similar=similar, processes=processes, progress=progress))
+    def choose(snapshot: Snapshot, table: Table, workers: Workers) -> Choice:
+        found.extend(find_repeats(snapshot, table, similar=similar, processes=workers, progress=progress))
         without = {repeat.path for repeat in found}
         images = [row.path for row in table.rows() if row.annotation is not None and row.path not in without]
         return "dedupe", {} if similar is None else {"similar": similar}, images
 
-    return _subset(ref, choose, name, settings, options, processes=processes, progress=progress), found
+    return _subset(ref, choose, name, settings, options, processes=processes, on=on, progress=progress), found
 
 
 @shows(of_images)
@@ -268,7 +282,7 @@ def sample(
     if by not in (None, "label"):
         raise UsageError(f"a sample is taken by label, not by {by}")
 
-    def chosen(_snapshot: Snapshot, table: Table) -> Choice:
+    def chosen(_snapshot: Snapshot, table: Table, _workers: Workers) -> Choice:
         asked = {"n": n, "seed": seed} | ({} if by is None else {"by": by})
         return "sample", asked, choose(table, n, seed, by_label=by is not None)
 
@@ -281,23 +295,31 @@ Choice = tuple[str, Mapping[str, Any], Collection[str]]
 
 def _subset(
     ref: str,
-    choose: Callable[[Snapshot, Table], Choice],
+    choose: Callable[[Snapshot, Table, Workers], Choice],
     name: str,
     settings: Settings | None,
     options: Mapping[str, Any],
     *,
+    progress: Callable[[str, int, int], None],
     chosen_by: Sequence[str] = (),
-    **how: Any,
+    processes: int | None = None,
+    on: str | Executor | None = None,
 ) -> SnapshotRecord:
     from datacache.catalog.objects import ObjectWriter
     from datacache.conversion.index import Annotations
     from datacache.conversion.subset import subset as make
+    from datacache.executors.open import open_workers
 
     settings = settings or load_settings()
     given = dict(options)
     naming, reading = Naming(name=name, **take(given, NamingOptions)), make_reading(given)
-    with closing(open_catalog(settings)) as catalog, open_snapshot(ref, settings) as snapshot:
-        command, parameters, images = choose(snapshot, Annotations(snapshot, catalog, reading).table(**how))
+    with (
+        closing(open_catalog(settings)) as catalog,
+        open_snapshot(ref, settings) as snapshot,
+        open_workers(on, processes, settings) as workers,
+    ):
+        table = Annotations(snapshot, catalog, reading).table(processes=workers, progress=progress)
+        command, parameters, images = choose(snapshot, table, workers)
         others = (resolve(catalog, each) for each in chosen_by)
         return make(
             catalog,
@@ -309,7 +331,7 @@ def _subset(
             open_objects=lambda: ObjectWriter(catalog, settings),
             command=command,
             chosen_by=[f"{record.dataset}@{record.id}" for record in others],
-            processes=how.get("processes"),
+            processes=workers,
         )
 
 
@@ -367,7 +389,7 @@ def convert(
             catalog,
             [snapshot],
             plan,
-            open_objects=lambda: ObjectWriter(catalog, settings, url=objects or ""),
+            open_objects=lambda: ObjectWriter(catalog, settings, url=objects or "", resumes=workers is not processes),
             processes=workers,
             progress=progress,
         )
@@ -384,6 +406,7 @@ def merge(
     stratify: bool = False,
     objects: str | None = None,
     processes: int | None = None,
+    on: str | Executor | None = None,
     settings: Settings | None = None,
     progress: Callable[[str, int, int], None] = lambda _what, _done, _total: None,
     **options: Unpack[MergeOptions],
@@ -398,6 +421,7 @@ def merge(
     from datacache.conversion.combine import own_target
     from datacache.conversion.index import Annotations
     from datacache.conversion.pipeline import Plan, run
+    from datacache.executors.open import open_workers
 
     settings = settings or load_settings()
     given: dict[str, Any] = dict(options)
@@ -409,9 +433,10 @@ def merge(
     with ExitStack() as opened:
         catalog = opened.enter_context(closing(open_catalog(settings)))
         snapshots = [opened.enter_context(open_snapshot(ref, settings)) for ref in refs]
+        workers = opened.enter_context(open_workers(on, processes, settings))
         if to is None:
             read = (Annotations(snapshot, catalog, reading) for snapshot in snapshots)
-            to = own_target([each.table(processes=processes, progress=progress) for each in read])
+            to = own_target([each.table(processes=workers, progress=progress) for each in read])
         plan = Plan(
             to=to,
             naming=naming,
@@ -427,7 +452,7 @@ def merge(
             snapshots,
             plan,
             open_objects=lambda: ObjectWriter(catalog, settings, url=objects or ""),
-            processes=processes,
+            processes=workers,
             progress=progress,
         )
 
@@ -437,6 +462,8 @@ def fix_problems(
     ref: str,
     *,
     name: str,
+    processes: int | None = None,
+    on: str | Executor | None = None,
     settings: Settings | None = None,
     progress: Callable[[str, int, int], None] = lambda _what, _done, _total: None,
     **options: Unpack[SubsetOptions],
@@ -444,23 +471,36 @@ def fix_problems(
     """Make a snapshot of dataset `name` with the images of `ref` and its annotations in the format they are in, without
     the problems that `problems` finds and that can be mended; the report of the result says what was done.
 
-    Deterministic and idempotent, as `convert` is. `UsageError` where there are no annotations of objects."""
+    Deterministic and idempotent, as `convert` is, and done `on` an engine as there. `UsageError` where there are no
+    annotations of objects."""
     from datacache.catalog.objects import ObjectWriter
     from datacache.conversion.index import Annotations
     from datacache.conversion.model import Splits
     from datacache.conversion.pipeline import Plan, run
     from datacache.conversion.problems import own_format
+    from datacache.executors.open import open_workers
 
     settings = settings or load_settings()
     given: dict[str, Any] = dict(options)
     naming, reading = Naming(name=name, **take(given, NamingOptions)), make_reading(given)
-    with closing(open_catalog(settings)) as catalog, open_snapshot(ref, settings) as snapshot:
-        to = own_format(Annotations(snapshot, catalog, reading).table(progress=progress))
+    with (
+        closing(open_catalog(settings)) as catalog,
+        open_snapshot(ref, settings) as snapshot,
+        open_workers(on, processes, settings) as workers,
+    ):
+        to = own_format(Annotations(snapshot, catalog, reading).table(processes=workers, progress=progress))
         splits = Splits() if to == "cvat-video" else None
         plan = Plan(
             to=to, naming=naming, reading=reading, splits=splits, keep_unannotated=True, fix=True, command="fix"
         )
-        return run(catalog, [snapshot], plan, open_objects=lambda: ObjectWriter(catalog, settings), progress=progress)
+        return run(
+            catalog,
+            [snapshot],
+            plan,
+            open_objects=lambda: ObjectWriter(catalog, settings),
+            processes=workers,
+            progress=progress,
+        )
 
 
 @shows(of_samples)
@@ -471,6 +511,7 @@ def shard(
     name: str | None = None,
     overwrite: bool = False,
     processes: int | None = None,
+    on: str | Executor | None = None,
     settings: Settings | None = None,
     progress: Callable[[str, int, int, int], None] = lambda _what, _done, _total, _bytes: None,
     **options: Unpack[ShardOptions],
@@ -484,10 +525,12 @@ def shard(
 
     Deterministic: the same snapshot and options give the same bytes, whatever the number of processes. Idempotent: a
     set that is there is not made again, and one that was killed goes on where it was. Shards are made in worker
-    processes (`fork()`); `processes=1` makes none. `UsageError` where something else is at the URL (unless
-    `overwrite`), `ShardError` that names the file that cannot be read, and what stores and catalogs raise.
+    processes (`fork()`), of which `processes=1` makes none, or `on` an engine, as in `convert`. `UsageError` where
+    something else is at the URL (unless `overwrite`), `ShardError` that names the file that cannot be read, and what
+    stores and catalogs raise.
     """
     from datacache.catalog.commit import check_target
+    from datacache.executors.open import open_workers
     from datacache.manifest.model import Lineage
     from datacache.shards.build import Options, Sharded, build, commit_set
     from datacache.shards.place import Place
@@ -505,10 +548,11 @@ def shard(
         closing(open_catalog(settings)) as catalog,
         open_snapshot(ref, settings) as snapshot,
         closing(Place(to, settings)) as place,
+        open_workers(on, processes, settings) as workers,
     ):
         if name is not None:
             check_target(catalog, naming, Lineage("shard", {"format": how.format}, (snapshot.ref,)))
-        built = build(catalog, snapshot, place, how, overwrite=overwrite, processes=processes, progress=progress)
+        built = build(catalog, snapshot, place, how, overwrite=overwrite, processes=workers, progress=progress)
         record = None if name is None else commit_set(catalog, place, built.set, naming)
         return Sharded(built, place.url, record)
 

@@ -151,8 +151,12 @@ class Creation:
     it ends it.
     """
 
-    def __init__(self, catalog: Catalog, key: str = "") -> None:
-        self._catalog = catalog
+    def __init__(self, catalog: Catalog, key: str = "", *, resumes: bool = False) -> None:
+        """With `resumes` it reaches back to the beginning of the oldest creation whose lease holds, be that under way
+        or killed: what that one has stored is spared as well."""
+        self._catalog, self._resumes = catalog, resumes
+        self.resumed_s = 0.0
+        """How far it reaches back behind its own beginning."""
         self._owner = 0 if key else os.getpid()
         self.key = key or secrets.token_hex(16)
         self._sweeps: str | None = None
@@ -166,7 +170,9 @@ class Creation:
                 return
             self._sweeps = _stored(self._catalog, SWEEPS, _OBJECTS)
             now_s = self._catalog.now_s()
-            values = {"version": _VERSION, "since_s": now_s, "until_s": now_s + CREATION_S}
+            if self._resumes:
+                self.resumed_s = min(max(0.0, oldest_creation_age_s(self._catalog, now_s) - REUSE_S), CREATION_S)
+            values = {"version": _VERSION, "since_s": now_s - self.resumed_s, "until_s": now_s + CREATION_S}
             self._catalog.set_document(CREATIONS, self.key, json.dumps(values), old=None)
             self._begun = True
 

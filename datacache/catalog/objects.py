@@ -71,12 +71,15 @@ class ObjectWriter:
     `url` overrides the setting `objects`. Raise `SettingsError` without either, `UsageError` for a `url` that is no
     place or has credentials in it."""
 
-    def __init__(self, catalog: Catalog, settings: Settings, *, url: str = "", creation: str = "") -> None:
+    def __init__(
+        self, catalog: Catalog, settings: Settings, *, url: str = "", creation: str = "", resumes: bool = False
+    ) -> None:
+        """`resumes`: what a creation that was killed has stored in the last days stays, too (`lasts`)."""
         self._catalog, self._settings, self._url = catalog, settings, url
         store_url, self._prefix = _place(settings, url)
         self._store: ObjectStore = open_store(store_url, settings)
         self._fresh: dict[str, float] = {}  # key → when it was seen or written; single dict operations, so no lock
-        self._creation = Creation(catalog, creation)
+        self._creation = Creation(catalog, creation, resumes=resumes)
         self._clock: StoreClock | None = None
 
     @cached_property
@@ -114,7 +117,13 @@ class ObjectWriter:
         except ObjectNotFoundError:
             return False
 
-    def _is_there(self, stored: Stored) -> bool:
+    def lasts(self, stored: Stored) -> bool:
+        """Tell whether an object that an earlier creation has stored is there, whole, and spared by garbage collections
+        as long as this creation lasts."""
+        self._creation.begin()
+        return self._is_there(stored, REFRESH_AFTER_S + self._creation.resumed_s)
+
+    def _is_there(self, stored: Stored, young_s: float = REFRESH_AFTER_S) -> bool:
         """Tell whether an object is there, whole, and so young that no garbage collection takes it."""
         try:
             found = self._store.head(stored.key)
@@ -123,7 +132,7 @@ class ObjectWriter:
         if found.size_bytes != stored.size_bytes:
             return False
         clock = self._clock = self._clock or StoreClock(self._store, self.source.prefix)
-        return -_CLOCK_ERROR_S <= clock.now_s() - found.mtime_ns / 1e9 < REFRESH_AFTER_S
+        return -_CLOCK_ERROR_S <= clock.now_s() - found.mtime_ns / 1e9 < young_s
 
     def confirm(self, manifest: Manifest) -> None:
         """Check before the commit that the objects of a manifest are still in this storage, unless no collection can
@@ -153,6 +162,26 @@ class ObjectWriter:
     def __reduce__(self) -> tuple[object, ...]:
         same = partial(ObjectWriter, url=self._url, creation=self._creation.key)
         return (same, (self._catalog, self._settings))
+
+    def reduce_elsewhere(self) -> tuple[object, ...]:
+        """Return what a process of another machine stores objects with: in this place, for this creation, without the
+        catalog."""
+        return _ElsewhereWriter, (self._settings, self.source)
+
+
+class _ElsewhereWriter(ObjectWriter):
+    """Stores objects for a creation of another process."""
+
+    def __init__(self, settings: Settings, source: Source) -> None:
+        self._settings, self._store = settings, open_store(source.store, settings)
+        self._fresh, self._clock = {}, None
+        self.source = source  # in place of the property
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_ElsewhereWriter, (self._settings, self.source))
+
+    def close(self) -> None:
+        self._store.close()
 
 
 def parse_object_key(key: str) -> tuple[str, int] | None:

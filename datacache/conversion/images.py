@@ -122,6 +122,11 @@ class _Worker:
         # A store takes its time for each object (a folder waits for the disk): several are under way at once.
         self._threads = PerProcess(_new_threads)
 
+    def lasts(self, results: list[_Done]) -> bool:
+        """Tell whether the images that an earlier start has stored are still there."""
+        stored = [stored for done in results for _, stored in done.results]
+        return all(self._threads.get().map(self._objects.lasts, stored))
+
     def work(self, batch: list[Image]) -> list[_Done]:
         """Return the result of each image."""
         parts = [Part(image.row, image.entry.size_bytes) for image in batch]

@@ -34,6 +34,8 @@ _AHEAD = 3
 """Parcels in flight for each process: enough that none waits while results travel."""
 _PARCEL_S = 1.0
 _MOST_TASKS = 4096
+_MOST_BYTES = 8 * 2**20
+"""Of the tasks in a parcel, unless one alone has more."""
 _TRIES = 4
 _KEPT_WORKERS = 4
 _ID_DIGITS = 32
@@ -44,7 +46,10 @@ class Worker(Protocol[_T_contra, _R_co]):
     """The worker's code. Local processes are forked with it; elsewhere it is pickled."""
 
     def work(self, task: _T_contra, /) -> _R_co:
-        """Return the result of one task. Doing it twice gives the same, and does no harm."""
+        """Return the result of one task. Doing it twice gives the same, and does no harm.
+
+        A worker whose results name things that may be gone later has `lasts(result)`, too, which tells before a result
+        of an earlier start is taken whether they are there; else the task is done again."""
         ...
 
 
@@ -97,9 +102,16 @@ class _Parcel(NamedTuple):
     tries: int = 1
 
 
+class _Found(NamedTuple):
+    """What an earlier start has got of a task."""
+
+    result: Any
+
+
 class _Spread:
     def __init__(self, engine: Engine, worker: Worker[Any, Any]) -> None:
         self._engine = engine
+        self._lasts: Callable[[Any], bool] = getattr(worker, "lasts", lambda _result: True)
         self._worker = _dumps(worker)
         self._key = f"{_VERSION} {xxh3_128_hexdigest(self._worker)}"
         self._log = engine.log(self._key)
@@ -107,19 +119,19 @@ class _Spread:
         self._size = 1
 
     def results(self, tasks: Iterator[Any]) -> Iterator[Any]:
-        waiting: deque[_Parcel | int] = deque()  # an int is the place of a result in the log
+        waiting: deque[_Parcel | _Found] = deque()
         packed = (_dumps(task) for task in tasks)
         try:
             while True:
                 most = _AHEAD * max(1, self._engine.width())
-                while sum(isinstance(each, _Parcel) for each in waiting) < most and self._take(packed, waiting):
-                    pass
+                while len(waiting) < 2 * most and sum(isinstance(each, _Parcel) for each in waiting) < most:
+                    if not self._take(packed, waiting):
+                        break
                 if not waiting:
                     return
                 first = waiting.popleft()
-                if isinstance(first, int):
-                    (record,) = self._log.read(iter([first]))
-                    yield _unpacked(record)
+                if isinstance(first, _Found):
+                    yield first.result
                     continue
                 try:
                     answer = first.future.result()
@@ -137,19 +149,32 @@ class _Spread:
                 if isinstance(each, _Parcel):
                     each.future.cancel()
 
-    def _take(self, packed: Iterator[bytes], waiting: deque[_Parcel | int]) -> bool:
+    def _take(self, packed: Iterator[bytes], waiting: deque[_Parcel | _Found]) -> bool:
         """Send the next tasks, up to one whose result is kept. Return False where there are none."""
         tasks: list[bytes] = []
-        at: int | None = None
-        while len(tasks) < self._size and at is None and (task := next(packed, None)) is not None:
-            at = self._kept.get(_task_id(task))
-            if at is None:
+        size_bytes = 0
+        kept: _Found | None = None
+        while len(tasks) < self._size and size_bytes < _MOST_BYTES and kept is None:
+            task = next(packed, None)
+            if task is None:
+                break
+            kept = self._find_kept(task)
+            if kept is None:
                 tasks.append(task)
+                size_bytes += len(task)
         if tasks:
             waiting.append(self._send(tasks))
-        if at is not None:
-            waiting.append(at)
-        return bool(tasks) or at is not None
+        if kept is not None:
+            waiting.append(kept)
+        return bool(tasks) or kept is not None
+
+    def _find_kept(self, task: bytes) -> _Found | None:
+        at = self._kept.get(_task_id(task)) if self._kept else None
+        if at is None:
+            return None
+        (record,) = self._log.read(iter([at]))
+        result = _unpacked(record)
+        return _Found(result) if self._lasts(result) else None
 
     def _send(self, tasks: list[bytes], tries: int = 1) -> _Parcel:
         return _Parcel(tasks, self._engine.executor.submit(do_tasks, self._key, self._worker, tasks), tries)

@@ -4,7 +4,7 @@ Used by `api.shard`. The snapshot and the options alone decide what is in a set;
 is being written, `shards.unfinished` names its plan, and there is no `shards.json`, which comes last. So a build that
 was killed goes on where it was: a shard whose sidecar exists and is of the plan is not made again. `commit_set` makes a
 snapshot of a finished set, so that it has a version and is cached; the objects stay where they are. One thread, which
-has worker processes."""
+has worker processes, or an engine."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from datacache.conversion.index import VERSION as READER_VERSION
 from datacache.conversion.index import Annotations, Reading
 from datacache.core.concurrency import map_in_threads
 from datacache.core.counters import count
+from datacache.core.engine import Engine
 from datacache.core.errors import ShardError, UsageError
 from datacache.core.html import html_table
 from datacache.core.parallel import Workers, ordered_map
@@ -35,7 +36,7 @@ from datacache.shards.index import FORMATS, SHARDS_JSON, SUFFIX, ShardIndex, Sha
 from datacache.shards.place import Place
 from datacache.shards.records import Labels, TfRecordLabels, WebDatasetLabels
 from datacache.shards.samples import Counts, Sample
-from datacache.shards.writer import Plan, ShardWriter, shard_name, shard_plan
+from datacache.shards.writer import Plan, ShardWriter, Writing, shard_name, shard_plan
 from datacache.store.base import ObjectInfo
 
 VERSION = 1
@@ -157,9 +158,14 @@ def build(
             _forget_shards(place, there, snapshot.ref)
         done = _done_shards(place, there, plan, options.format, identity)
         _begin(place, identity, snapshot.ref)
-        writer = ShardWriter(snapshot, plan, place, format=options.format, identity=identity)
-        missing = (number for number in range(plan.shards) if number not in done)
-        making = ordered_map(writer, missing, processes=processes if place.forks else 1)
+        elsewhere = isinstance(processes, Engine)
+        writer = ShardWriter(snapshot, None if elsewhere else plan, place, format=options.format, identity=identity)
+        missing = (
+            Writing(number, list(plan.shard(number)) if elsewhere else None)
+            for number in range(plan.shards)
+            if number not in done
+        )
+        making = ordered_map(writer, missing, processes=processes if elsewhere or place.forks else 1)
         shards: list[ShardInfo] = []
         written = size_bytes = 0
         for number in range(plan.shards):
@@ -170,11 +176,24 @@ def build(
             progress("writing", written, plan.samples, size_bytes)
     finally:
         plan.close()
+    if elsewhere:
+        _expect_here(place, shards)
     made = ShardSet(options.format, content.classes, snapshot.ref, options.as_json(), tuple(shards), plan=identity)
     place.put(SHARDS_JSON, made.encode())
     _clear(place, made, there)
     left_out = dict(content.labels.left_out) if content.labels is not None else {}
     return Built(made, plan.shards - len(done), content.counts, content.problems, left_out)
+
+
+def _expect_here(place: Place, shards: Sequence[ShardInfo]) -> None:
+    """Raise `UsageError` where shards that others have written do not lie at the URL, as it is seen from here."""
+    there = place.files()
+    wrong = sum(shard.name not in there or there[shard.name].size_bytes != shard.size_bytes for shard in shards)
+    if wrong:
+        raise UsageError(
+            f"{count(wrong, 'shard')} of {len(shards):,} were written elsewhere, and are not at {place.url}",
+            hint="Write to a bucket, or a folder that this machine shares with all of the engine's.",
+        )
 
 
 def set_files(found: ShardSet) -> list[str]:

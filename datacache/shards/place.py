@@ -1,6 +1,6 @@
 """The URL to which shards are written: whole files only, and one builder of a home at a time.
 
-Used by the builder and its forked workers. In a folder, a shard is written beside its place and renamed; elsewhere it
+Used by the builder and its workers. In a folder, a shard is written beside its place and renamed; elsewhere it
 is written to `<home>/shards/…` and uploaded. The next builder removes the files of a killed one. A build holds its lock
 until its last process is gone; workers die with the builder."""
 
@@ -28,6 +28,8 @@ from datacache.store.urls import join_url, split_url
 
 _LOCK_WAIT_S = 5.0
 """A builder that was killed holds its lock until the kernel has ended its workers."""
+_LEFT_S = 86400.0
+"""A file of a worker elsewhere that is older than this was left behind."""
 _NO_FORK = ("gs://", "az://", "abfs://", "abfss://")
 
 
@@ -44,7 +46,11 @@ class Place:
         self._folder = Path("/" + os.fsdecode(self.prefix)) if store_url == "file://" else None
         home = f"{socket.gethostname()}\0{settings.home}"
         self._temporary = TEMPORARY.decode() + blake2b(home.encode(errors="replace"), digest_size=6).hexdigest() + "-"
+        self._settings = settings
         self._lock: int | None = None
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_elsewhere, (self.url, self._settings, self._temporary))
 
     @property
     def forks(self) -> bool:
@@ -129,3 +135,18 @@ class Place:
         if lock is not None:
             os.close(lock)
         self.store.close()
+
+
+def _elsewhere(url: str, settings: Settings, temporary: str) -> Place:
+    """Return the place for a worker of another machine, which writes for the builder that holds the lock: that one, or
+    the next with its home, removes what is left in a folder. Elsewhere files are written in this process's home."""
+    place = Place(url, settings)
+    place._temporary = temporary  # noqa: SLF001 - its own
+    try:
+        place.scratch.mkdir(parents=True, exist_ok=True)
+        for left in place.scratch.glob(f"{TEMPORARY.decode()}*"):
+            if time.time() - left.stat().st_mtime > _LEFT_S:
+                left.unlink(missing_ok=True)
+    except OSError as exc:
+        raise CacheError(f"{place.scratch} cannot be used: {exc.strerror}") from exc
+    return place

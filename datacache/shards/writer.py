@@ -1,7 +1,8 @@
 """Plan a shard set before any byte of it is read, and write its shards one by one.
 
-Used by the builder; `ShardWriter.work` runs in its forked workers. `Plan` keeps samples in a temporary file, and in
-memory only where each sample is in it and how much it takes in a shard. A writer uses in place what is on the node, and
+Used by the builder; `ShardWriter.work` runs in its workers: forked ones, or processes elsewhere, which are given the
+samples with each task. `Plan` keeps samples in a temporary file, and in memory only where each sample is in it and how
+much it takes in a shard. A writer uses in place what is on the node, and
 fetches the rest some files ahead, so that a cold data set costs the store's throughput and not its latency. Large files
 pass through in pieces, so memory is bounded. One thread makes a plan; afterwards any process may read it.
 """
@@ -142,21 +143,34 @@ def shard_plan(plan: str, number: int) -> str:
     return xxh3_128_hexdigest(f"{plan}/{number}".encode())
 
 
-class ShardWriter:
-    """Writes shards of one plan. Made in the parent, used in each worker."""
+class Writing(NamedTuple):
+    """A shard to write."""
 
-    def __init__(self, snapshot: Snapshot, plan: Plan, place: Place, *, format: str, identity: str) -> None:
+    number: int
+    samples: list[Sample] | None = None
+    """None where the plan is at hand."""
+
+
+class ShardWriter:
+    """Writes shards of one plan, which is None where tasks bring their samples. Made in the parent, used in each
+    worker."""
+
+    def __init__(self, snapshot: Snapshot, plan: Plan | None, place: Place, *, format: str, identity: str) -> None:
         self._snapshot, self._plan, self._place = snapshot, plan, place
         self._format, self._identity = format, identity
         self._files = Files(snapshot)
 
-    def work(self, number: int) -> ShardInfo:
+    def lasts(self, _info: ShardInfo) -> bool:
+        """Tell a second start to write what the set does not have, whatever an earlier start has written."""
+        return False
+
+    def work(self, task: Writing) -> ShardInfo:
         """Write a shard and then its sidecar. Raise `ShardError` that names the file that cannot be read; the store's
         errors."""
-        name = shard_name(number, self._format)
+        name = shard_name(task.number, self._format)
         try:
             with self._place.new_file() as path:
-                index = self._write(number, name, path)
+                index = self._write(task, name, path)
                 self._place.put_file(name, path)
         except OSError as exc:
             raise exc if isinstance(exc, DatacacheError) else from_oserror(exc, f"{self._place.url}/{name}") from exc
@@ -164,17 +178,24 @@ class ShardWriter:
         self._place.put(index_name(name), raw)
         return ShardInfo(name, index.size_bytes, index.digest, len(index), xxh3_128_hexdigest(raw))
 
-    def _write(self, number: int, name: str, path: Path) -> ShardIndex:
+    def _write(self, task: Writing, name: str, path: Path) -> ShardIndex:
         index = IndexWriter()
+
+        def samples() -> Iterable[Sample]:
+            if task.samples is not None:
+                return task.samples
+            assert self._plan is not None
+            return self._plan.shard(task.number)
+
         with path.open("xb", buffering=_BUFFER_BYTES) as file:
             out = _Hashed(file)
-            pieces = self._files.read(_pieces(self._plan.shard(number)))
-            for sample in self._plan.shard(number):
+            pieces = self._files.read(_pieces(samples()))
+            for sample in samples():
                 index.add(sample.key, self._write_sample(out, sample, pieces, name), sample.class_id)
             if self._format == "webdataset":
                 out.write(records.END)
         self._files.done()
-        plan = shard_plan(self._identity, number)
+        plan = shard_plan(self._identity, task.number)
         return index.finish(name, size_bytes=out.at, digest=out.hash.hexdigest(), format=self._format, plan=plan)
 
     def _write_sample(self, out: _Hashed, sample: Sample, pieces: Iterator[Data], shard: str) -> list[Member]:
@@ -205,7 +226,7 @@ class ShardWriter:
                 raise ShardError(message, shard=shard, sample=key, hint=exc.hint) from exc
 
 
-def _pieces(samples: Iterator[Sample]) -> Iterator[Part]:
+def _pieces(samples: Iterable[Sample]) -> Iterator[Part]:
     """Yield parts that are in one block each."""
     for sample in samples:
         for file in sample.files:

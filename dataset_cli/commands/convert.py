@@ -19,7 +19,17 @@ import click
 from datacache import api
 from datacache.core.counters import count
 from datacache.core.errors import ConversionError, UsageError
-from dataset_cli.app import FILE, App, DatasetName, SnapshotRef, command, naming_options, options, reading_options
+from dataset_cli.app import (
+    FILE,
+    App,
+    DatasetName,
+    SnapshotRef,
+    command,
+    naming_options,
+    options,
+    reading_options,
+    workers_options,
+)
 from dataset_cli.commands.snapshot import described, summary
 from dataset_cli.output import printable
 
@@ -75,10 +85,6 @@ class_options = options(
         "--map", "rename", metavar="OLD=NEW", multiple=True, help="Call a class so; several may become one. Repeatable."
     ),
     click.option("--skip-difficult", is_flag=True, help="Leave out objects marked difficult."),
-)
-workers_options = options(
-    click.option("--processes", type=click.IntRange(1), help="How many (default: one a processor)."),
-    click.option("--on", metavar="ENGINE", help="Work there: dask://HOST:PORT or ray://HOST:PORT (default: local)."),
 )
 
 

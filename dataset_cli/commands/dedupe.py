@@ -13,7 +13,7 @@ import click
 
 from datacache import api
 from datacache.core.counters import count
-from dataset_cli.app import App, DatasetName, SnapshotRef, command, naming_options, reading_options
+from dataset_cli.app import App, DatasetName, SnapshotRef, command, naming_options, reading_options, workers_options
 from dataset_cli.commands.convert import expect_writable, report_option, show_problems, usable_images, write_report
 from dataset_cli.commands.snapshot import described
 from dataset_cli.output import printable
@@ -30,7 +30,7 @@ from dataset_cli.output import printable
 @reading_options
 @naming_options()
 @report_option
-@click.option("--processes", type=click.IntRange(1), help="How many (default: one a processor).")
+@workers_options
 def dedupe(app: App, /, *, ref: str, report: Path | None, **options: Any) -> None:
     """Make a snapshot without the images that repeat others.
 

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from datacache import api
-from dataset_cli.app import App, DatasetName, SnapshotRef, command, naming_options, reading_options
+from dataset_cli.app import App, DatasetName, SnapshotRef, command, naming_options, reading_options, workers_options
 from dataset_cli.commands.convert import (
     FORMATS,
     class_options,
@@ -35,7 +35,7 @@ from dataset_cli.commands.convert import (
 @reading_options
 @naming_options()
 @report_option
-@click.option("--processes", type=click.IntRange(1), help="How many (default: one a processor).")
+@workers_options
 def merge(app: App, /, *, refs: tuple[str, ...], report: Path | None, **options: Any) -> None:
     """Make one snapshot of several, with their images and annotations.
 

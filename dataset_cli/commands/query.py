@@ -24,6 +24,7 @@ from dataset_cli.app import (
     naming_options,
     query_options,
     reading_options,
+    workers_options,
 )
 from dataset_cli.commands.snapshot import described
 from dataset_cli.output import printable
@@ -41,6 +42,7 @@ _ALIGNED = 1_000
 @click.option("--as", "name", type=DatasetName(), help="Make a snapshot of these images and their annotations.")
 @naming_options("--as")
 @reading_options
+@workers_options
 def query(
     app: App, /, *, ref: str, only_count: bool, only_paths: bool, limit: int | None, name: str | None, **options: Any
 ) -> None:

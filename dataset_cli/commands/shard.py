@@ -19,7 +19,17 @@ import click
 from datacache import api
 from datacache.core.counters import count
 from datacache.settings import format_bytes
-from dataset_cli.app import FILE, App, DatasetName, Size, SnapshotRef, command, naming_options, voc_options
+from dataset_cli.app import (
+    FILE,
+    App,
+    DatasetName,
+    Size,
+    SnapshotRef,
+    command,
+    naming_options,
+    voc_options,
+    workers_options,
+)
 from dataset_cli.commands.convert import counted_problems
 from dataset_cli.commands.snapshot import described
 from dataset_cli.output import printable
@@ -50,7 +60,7 @@ _SHOWN = 20
 @click.option("--classes-from-folders", is_flag=True, help="An image's class is the folder that it is in.")
 @click.option("--annotations", metavar="FORMAT", help="What the annotations are in, where that cannot be told.")
 @voc_options
-@click.option("--processes", type=click.IntRange(1), help="How many (default: one a processor).")
+@workers_options
 @click.option("--check", "check", metavar="URL", help="Instead: read every byte of the shards there and check it.")
 def shard(app: App, /, *, ref: str | None, to: str | None, check: str | None, **options: Any) -> int:
     """Write a snapshot's samples as shards, or check shards.

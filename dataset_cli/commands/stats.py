@@ -21,7 +21,17 @@ import click
 from datacache import api
 from datacache.core.counters import count
 from datacache.core.errors import UsageError
-from dataset_cli.app import FILE, App, DatasetName, SnapshotRef, command, naming_options, plot_format, reading_options
+from dataset_cli.app import (
+    FILE,
+    App,
+    DatasetName,
+    SnapshotRef,
+    command,
+    naming_options,
+    plot_format,
+    reading_options,
+    workers_options,
+)
 from dataset_cli.commands.convert import place, report_option, run_conversion
 from dataset_cli.output import Progress, printable, write_file
 
@@ -45,6 +55,7 @@ _SHAPES = {
 @naming_options("--fix")
 @report_option
 @reading_options
+@workers_options
 def stats(
     app: App,
     /,
