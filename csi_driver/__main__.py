@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from datacache.core.errors import DatacacheError, SettingsError
+from datacache.core.logs import set_level
 
 if TYPE_CHECKING:
     from csi_driver.node.service import NodeService
@@ -140,6 +141,7 @@ def _serve(arguments: argparse.Namespace) -> None:
 
     _check_paths(arguments)
     settings = load_settings().for_others()
+    set_level(settings.log_level)
     # The package kubernetes is imported by the first call: a node's Events on pods come up once in a while.
     rules, api = BucketRules(arguments.allow_bucket), open_api(arguments.kubeconfig)
     ended: list[bool] = []

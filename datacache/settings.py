@@ -123,6 +123,8 @@ class Settings:
     """How a read-write mount's server talks to the kernel: in the kernel's own protocol, or through `pyfuse3`."""
     mount_host: Path | None = None
     """The socket of a process that starts mounts (`python -m fuse_mount --host`); None: the caller does."""
+    log_level: str = "info"
+    """The least that our processes log: `debug`, `info`, `warning` or `error`."""
     progress: bool = True
     """Show how far long calls are: in a notebook, and on a terminal."""
     access: str = "all"
@@ -456,6 +458,7 @@ _PARSERS: dict[str, Any] = {
     "daemon": _parse_choice("auto", "external"),
     "fuse": _parse_choice("kernel", "pyfuse3"),
     "mount_host": _path,
+    "log_level": _parse_choice("debug", "info", "warning", "error"),
     "progress": _parse_bool,
     "access": _parse_choice("all", "none"),
     "ui_hosts": _parse_hosts,

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from datacache.core import ipc
 from datacache.core.errors import DatacacheError
-from datacache.core.logs import log_to_stderr
+from datacache.core.logs import log_to_stderr, set_level
 from fuse_mount.kernel.notifier import Notifier
 
 if TYPE_CHECKING:
@@ -103,7 +103,9 @@ def _run(arguments: argparse.Namespace, report: process.Report) -> int:
         from datacache.settings import load_settings
         from fuse_mount.lifecycle.host import MountHost
 
-        return MountHost(load_settings(), arguments.ready_file).run()
+        settings = load_settings()
+        set_level(settings.log_level)
+        return MountHost(settings, arguments.ready_file).run()
     if arguments.only_if_dead:
         # The daemon, which may have started this, is a batch process.
         with contextlib.suppress(OSError):  # a sandbox may refuse it

@@ -78,6 +78,12 @@ def log_to_stderr(text_format: str) -> None:
     logging.basicConfig(level=logging.INFO, format=text_format, handlers=[handler])
 
 
+def set_level(name: str) -> None:
+    """Have our own packages log from this level on, such as `debug`. Others go on from `info` on."""
+    for package in ("datacache", "fuse_mount", "csi_driver"):
+        logging.getLogger(package).setLevel(name.upper())
+
+
 def bound(fd: int, max_bytes: int) -> None:
     """Put a fresh file in the place of `fd`, and of every standard stream that is the same, where it is too large or
     was moved away already.

@@ -15,7 +15,7 @@ import os
 import sys
 
 from datacache.core.errors import DaemonRunningError, DatacacheError
-from datacache.core.logs import log_to_stderr
+from datacache.core.logs import log_to_stderr, set_level
 from datacache.daemon import memory
 from datacache.daemon.client import DaemonClient
 from datacache.daemon.starting import ALREADY_RUNNING
@@ -44,11 +44,13 @@ def main() -> int:
     from datacache.daemon.running import run, run_part
 
     try:
+        settings = load_settings()
+        set_level(settings.log_level)
         if arguments.part:
             number, of = map(int, arguments.part[0].split("/"))
-            run_part(load_settings(), Part(number, of), int(arguments.part[1]), arguments.listener)
+            run_part(settings, Part(number, of), int(arguments.part[1]), arguments.listener)
             return 0
-        keep_default_ssd_bytes(load_settings().home)
+        keep_default_ssd_bytes(settings.home)
         run(load_settings(), wait=arguments.wait)
     except DaemonRunningError as exc:
         sys.stderr.write(f"error: {exc}\n")

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from datacache.core import ipc
 from datacache.core.breaker import pause_s
 from datacache.core.errors import DatacacheError, MountError, StagingError
+from datacache.core.logs import set_level
 from datacache.settings import load_settings
 from datacache.writeback.state_log import MemfdStateLog
 from fuse_mount.bucket.areas import left_of, note_left
@@ -138,7 +139,9 @@ class BucketServer:
         from fuse_mount.bucket.fs.bucket_fs import BucketFs
         from fuse_mount.bucket.opening import open_live
 
-        fuse, goes_on = load_settings().fuse, self._held is not None
+        settings = load_settings()
+        set_level(settings.log_level)
+        fuse, goes_on = settings.fuse, self._held is not None
         self._skin = _skin_of(fuse, self._notifier)
         try:
             kept = self._kept_log(fuse)

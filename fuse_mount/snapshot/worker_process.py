@@ -36,6 +36,7 @@ from typing import Any, NoReturn
 
 from datacache.core import ipc
 from datacache.core.errors import MountError
+from datacache.core.logs import set_level
 from fuse_mount.errno_map import FailureLog
 from fuse_mount.kernel import protocol
 from fuse_mount.lifecycle import process
@@ -295,4 +296,6 @@ def _opened(config: MountConfig) -> Any:
 
     module, _, name = config.opener.partition(":")
     opener = getattr(importlib.import_module(module), name)
-    return opener(config.ref, settings=load_settings())
+    settings = load_settings()
+    set_level(settings.log_level)
+    return opener(config.ref, settings=settings)

@@ -28,6 +28,17 @@ print("the end", file=sys.stderr)
 """
 
 
+LEVELS = """
+import logging, sys
+from datacache.core import logs
+logs.log_to_stderr("%(name)s %(levelname)s")
+logs.set_level(sys.argv[1])
+for name in ("datacache.x", "csi_driver.node", "botocore"):
+    for level in (logging.DEBUG, logging.INFO, logging.WARNING):
+        logging.getLogger(name).log(level, "a line")
+"""
+
+
 def run(program, log):
     with log.open("ab") as out:
         subprocess.run([sys.executable, "-c", program], stdout=out, stderr=out, check=True)
@@ -92,3 +103,13 @@ def test_a_process_whose_file_another_has_moved_goes_on_in_the_new_one(tmp_path)
         logs.bound(file.fileno(), 100)
         file.write(b"here\n")
     assert log.read_text() == "here\n"
+
+
+def test_the_level_that_is_set_is_that_of_our_packages_alone():
+    def lines(level):
+        command = [sys.executable, "-c", LEVELS, level]
+        return subprocess.run(command, stderr=subprocess.PIPE, text=True, check=True).stderr.splitlines()
+
+    others = ["botocore INFO", "botocore WARNING"]
+    assert lines("warning") == ["datacache.x WARNING", "csi_driver.node WARNING", *others]
+    assert len(lines("debug")) == 8
