@@ -3,8 +3,9 @@
     python scripts/render_manifests.py                              # after a change of the chart: write them anew
     python scripts/render_manifests.py --values my.yaml --out DIR   # with values of your own
 
-The chart keeps to what Go's text/template has by itself, plus `fail` and `toJson` of one value or one file, which are
-put in here.
+The chart keeps to what Go's text/template has by itself, plus these, which are put in here: `fail`, `toJson`, `dict` of
+values, `lookup` of a Secret (which finds none without a cluster), and the one expression that makes the context of a
+node pool.
 It needs `go-template` (a wrapper around text/template) and PyYAML, both in the extra `test`.
 """
 
@@ -27,9 +28,23 @@ CHART = ROOT / "deploy" / "helm" / "datacache"
 OUT = ROOT / "deploy" / "kubernetes"
 RELEASE = "datacache"
 HEADER = "# Rendered from deploy/helm/datacache by scripts/render_manifests.py: change that.\n"
-MONITORING: dict[str, Any] = {"metrics": {"serviceMonitor": True, "dashboard": True}}
+MONITORING: dict[str, Any] = {"metrics": {"serviceMonitor": True, "rules": True, "dashboard": True}}
 UI: dict[str, Any] = {"ui": {"enabled": True, "hosts": ["data.example.org"], "userHeader": "X-Auth-Request-User"}}
-_TO_JSON = re.compile(r'toJson (?:\.Values\.([\w.]+)|\(\.Files\.Get "([\w.-]+)"\))')
+_JSON = """{{- define "json" }}{{ $type := printf "%T" . }}
+{{- if eq $type "string" }}{{ printf "%q" . }}{{ else if eq $type "<nil>" }}null
+{{- else if eq (printf "%.1s" $type) "m" }}{ {{- $n := 0 }}
+{{- range $name, $value := . }}{{ if $n }}, {{ end }}{{ $n = 1 }}
+{{- printf "%q" $name }}: {{ template "json" $value }}{{ end }} }
+{{- else if eq (printf "%.1s" $type) "[" }}[ {{- range $n, $value := . }}{{ if $n }}, {{ end -}}
+{{ template "json" $value }}{{ end }}]{{ else }}{{ . }}{{ end }}{{ end -}}
+"""
+"""`toJson`, as a template, of what this script does not look up itself. Names come in any order."""
+_TO_JSON = re.compile(r"\{\{(-?) *toJson (.+?) *(-?)\}\}")
+_OF_VALUE = re.compile(r"toJson \.Values\.([\w.]+)")
+_FILE = re.compile(r'\(\.Files\.Get "([\w.-]+)"\)')
+_DICT = re.compile(r'\(dict((?: "\w+" \.[\w.]+)+)\)')
+_POOL = re.compile(r'\(dict "Release" \$\.Release "Pool" \$pool\.name "Values" \(mergeOverwrite .+?\)\)\)\)')
+_LOOKUP = re.compile(r'\(lookup "v1" "Secret" [^()]+\)')
 _FAIL = re.compile(r'fail "([^"]+)"')
 _FAILED = re.compile(r"\0(.+?)\0")
 _RENDER = (
@@ -67,19 +82,22 @@ def render_texts(values: dict[str, Any], *, namespace: str = RELEASE) -> dict[st
     """Return the output of each template, NOTES.txt too, by the template's name."""
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))
     data = {
-        "Values": values,
+        "Values": copy.deepcopy(values),
         "Chart": {"Name": chart["name"], "Version": chart["version"], "AppVersion": chart["appVersion"]},
         "Release": {"Name": RELEASE, "Namespace": namespace, "Service": "Helm"},
+        "Files": {},
+        "Dicts": {"": {}},
         "Json": {},
     }
+    data["Values"].setdefault("global", {})  # as Helm does
+    _pools(data)
     templates = [path for path in sorted((CHART / "templates").iterdir()) if path.suffix in (".yaml", ".txt")]
     helpers = (CHART / "templates" / "_helpers.tpl").read_text(encoding="utf-8")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         jobs = []
         for path in templates:
-            text = _put_in_json(helpers + path.read_text(encoding="utf-8"), data)
-            text = _FAIL.sub(r'"\\x00\1\\x00" | print', text)
+            text = _JSON + _without_functions(helpers + path.read_text(encoding="utf-8"), data)
             (folder / f"{path.name}.tpl").write_text(text, encoding="utf-8")
             jobs.append(f"{folder / path.name}.tpl\t{folder / 'data.json'}\t{folder / path.name}\n")
         (folder / "data.json").write_text(json.dumps(data), encoding="utf-8")  # which is YAML
@@ -103,8 +121,8 @@ def manifests(values: dict[str, Any]) -> dict[str, str]:
     labels = {"pod-security.kubernetes.io/enforce": "privileged"}
     space = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": RELEASE, "labels": labels}}
     files = {"00-namespace.yaml": [space], **render(values)}
-    extra = render(merge(values, MONITORING))["monitoring.yaml"]
-    files["monitoring/monitoring.yaml"] = extra
+    extra = render(merge(values, MONITORING))
+    files |= {f"monitoring/{name}": extra[name] for name in ("alerts.yaml", "monitoring.yaml")}
     files["ui/ui.yaml"] = render(merge(values, UI))["ui.yaml"]
     return {name: HEADER + dump(_without_helm(objects)) for name, objects in files.items()}
 
@@ -126,26 +144,55 @@ def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
 _Dumper.add_representer(str, _text)
 
 
-def _put_in_json(text: str, data: dict[str, Any]) -> str:
-    """The template with each `toJson …` replaced by a look into `data["Json"]`."""
+def _without_functions(text: str, data: dict[str, Any]) -> str:
+    """The template with what only Helm has replaced by looks into `data`."""
 
-    def look(found: re.Match[str]) -> str:
-        path, file = found.groups()
-        if file:
-            value: Any = (CHART / file).read_text(encoding="utf-8")
-        else:
-            value = data["Values"]
-            for part in path.split("."):
-                value = (value or {}).get(part)
-        data["Json"][path or file] = json.dumps(value)
-        return f'index $.Json "{path or file}"'
+    def file(found: re.Match[str]) -> str:
+        data["Files"][found[1]] = (CHART / found[1]).read_text(encoding="utf-8")
+        return f'(index $.Files "{found[1]}")'
 
-    return _TO_JSON.sub(look, text)
+    def values(found: re.Match[str]) -> str:
+        words = found[1].split()
+        pairs = zip(words[::2], words[1::2], strict=True)
+        data["Dicts"][found[0]] = {name.strip('"'): _look(data, path.strip(".")) for name, path in pairs}
+        return f"(index $.Dicts {json.dumps(found[0])})"
+
+    def of_value(found: re.Match[str]) -> str:
+        for each in (data, *(pool["Context"] for pool in data["Values"].get("nodePools") or ())):
+            each["Json"][found[1]] = json.dumps(_look(each["Values"], found[1]))
+        return f'index $.Json "{found[1]}"'
+
+    text = _OF_VALUE.sub(of_value, text)
+    text = _TO_JSON.sub(r'{{\1 template "json" \2 \3}}', text)
+    text = _POOL.sub("$pool.Context", _DICT.sub(values, _FILE.sub(file, text)))
+    return _LOOKUP.sub('(index $.Dicts "")', _FAIL.sub(r'"\\x00\1\\x00" | print', text))
+
+
+def _pools(data: dict[str, Any]) -> None:
+    """Put into each node pool the context that its DaemonSet is made with: the values with the pool's over them."""
+    for pool in data["Values"].get("nodePools") or ():
+        over = {
+            "node": dict(pool),
+            "home": pool.get("home") or data["Values"]["home"],
+            "settings": pool.get("settings") or {},
+        }
+        values = merge({name: value for name, value in data["Values"].items() if name != "nodePools"}, over)
+        pool["Context"] = {**data, "Pool": pool["name"], "Values": values, "Json": {}}
+
+
+def _look(value: Any, path: str) -> Any:
+    for part in path.split("."):
+        value = (value or {}).get(part)
+    return value
 
 
 def _without_helm(objects: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for each in objects:
         each["metadata"].get("labels", {}).pop("app.kubernetes.io/managed-by", None)
+        of_pods = each.get("spec", {}).get("template", {}).get("metadata", {})
+        of_pods.get("annotations", {}).pop("datacache.io/secrets", None)  # which are known in a cluster only
+        if not of_pods.get("annotations", True):
+            del of_pods["annotations"]
     return objects
 
 

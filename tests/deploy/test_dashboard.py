@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from csi_driver.metrics import COUNTS, NodeMetrics
 from csi_driver.node.records import Records
@@ -50,6 +51,20 @@ def test_every_metric_of_the_dashboard_is_printed(printed: str) -> None:
     assert len(asked) > 15
     assert asked - names == set()
     assert "datacache_csi_daemon_up" in names, "the list of nodes comes from it"
+
+
+def test_each_alert_asks_for_metrics_that_are_printed_and_has_its_line_in_the_documents(printed: str) -> None:
+    names = set(re.findall(r"^# TYPE (datacache_[a-z_]+)", printed, re.MULTILINE))
+    [rule] = yaml.safe_load_all((ROOT / "deploy/kubernetes/monitoring/alerts.yaml").read_text(encoding="utf-8"))
+    alerts = {each["alert"]: each for group in rule["spec"]["groups"] for each in group["rules"]}
+    assert len(alerts) >= 10
+    for each in alerts.values():
+        assert set(_METRIC.findall(each["expr"])) <= names, each
+        assert each["expr"].count("(") == each["expr"].count(")")
+        assert each["labels"]["severity"] in ("warning", "critical")
+        assert set(re.findall(r"\$labels\.(\w+)", each["annotations"]["summary"])) <= {"node", "tier"}
+    text = (ROOT / "docs/OPERATIONS.md").read_text(encoding="utf-8").partition("\n## Alerts\n")[2].partition("\n## ")[0]
+    assert set(re.findall(r"`(Datacache\w+)`", text)) == set(alerts)
 
 
 def test_panels_do_not_overlap_and_their_queries_are_balanced() -> None:

@@ -72,11 +72,151 @@ SERVICE_MONITOR = {
 }
 """What of the Prometheus operator's ServiceMonitor is used (its API reference, monitoring.coreos.com/v1)."""
 
+PROMETHEUS_RULE = {
+    "type": "object",
+    "additionalProperties": False,
+    "required": ["apiVersion", "kind", "metadata", "spec"],
+    "properties": {
+        "apiVersion": {"const": "monitoring.coreos.com/v1"},
+        "kind": {"const": "PrometheusRule"},
+        "metadata": {"type": "object", "required": ["name", "namespace"]},
+        "spec": {
+            "type": "object",
+            "additionalProperties": False,
+            "properties": {
+                "groups": {
+                    "type": "array",
+                    "items": {
+                        "type": "object",
+                        "additionalProperties": False,
+                        "required": ["name"],
+                        "properties": {
+                            "name": {"type": "string", "minLength": 1},
+                            "rules": {
+                                "type": "array",
+                                "items": {
+                                    "type": "object",
+                                    "additionalProperties": False,
+                                    "required": ["expr", "alert"],
+                                    "properties": {
+                                        "alert": {"type": "string"},
+                                        "expr": {"type": "string"},
+                                        "for": {"type": "string", "pattern": "^[0-9]+[smh]$"},
+                                        "labels": {"additionalProperties": {"type": "string"}},
+                                        "annotations": {"additionalProperties": {"type": "string"}},
+                                    },
+                                },
+                            },
+                        },
+                    },
+                }
+            },
+        },
+    },
+}
+"""What of its PrometheusRule is used."""
+_STRATEGY = {"type": "object", "additionalProperties": False, "properties": {"type": {"const": "RunAsAny"}}}
+SCC = {
+    "type": "object",
+    "additionalProperties": False,
+    # Required by its definition (openshift/api, security/v1).
+    "required": [
+        *("allowHostDirVolumePlugin", "allowHostIPC", "allowHostNetwork", "allowHostPID", "allowHostPorts"),
+        *("allowPrivilegedContainer", "readOnlyRootFilesystem"),
+    ],
+    "properties": {
+        "apiVersion": {"const": "security.openshift.io/v1"},
+        "kind": {"const": "SecurityContextConstraints"},
+        "metadata": {"type": "object", "required": ["name"], "not": {"required": ["namespace"]}},
+        **{
+            f"allow{name}": {"type": "boolean"}
+            for name in ("HostDirVolumePlugin", "HostIPC", "HostNetwork", "HostPID", "HostPorts", "PrivilegedContainer")
+        },
+        "allowPrivilegeEscalation": {"type": "boolean"},
+        "readOnlyRootFilesystem": {"type": "boolean"},
+        **dict.fromkeys(("runAsUser", "seLinuxContext", "fsGroup", "supplementalGroups"), _STRATEGY),
+        **{
+            name: {"type": "array", "items": {"type": "string"}}
+            for name in (
+                *("allowedCapabilities", "defaultAddCapabilities", "requiredDropCapabilities"),
+                *("volumes", "users", "groups"),
+            )
+        },
+    },
+}
+OTHER_SCHEMAS = {
+    "ServiceMonitor": SERVICE_MONITOR,
+    "PrometheusRule": PROMETHEUS_RULE,
+    "SecurityContextConstraints": SCC,
+}
+
 VALUES: dict[str, dict[str, Any]] = {
     "the defaults": {},
     "sidecars": {"registrar": {"sidecar": True}},
     "no resizer": {"resizer": {"enabled": False}},
-    "monitoring": {"metrics": {"serviceMonitor": True, "dashboard": True, "labels": {"release": "prometheus"}}},
+    "monitoring": {
+        "metrics": {
+            "serviceMonitor": True,
+            "rules": True,
+            "runbooks": "https://docs.example/OPERATIONS.html",
+            "dashboard": True,
+            "labels": {"release": "prometheus"},
+        }
+    },
+    "everything, from one registry": {
+        "global": {"registry": "registry.lab:5000/mirror"},
+        "registrar": {"sidecar": True},
+        "ui": {"enabled": True, "hosts": ["data.example.org"]},
+    },
+    "what an operator sets": {
+        "logLevel": "debug",
+        "dnsPolicy": "None",
+        "dnsConfig": {"nameservers": ["10.0.0.53"]},
+        "extraEnv": [
+            {"name": "HTTPS_PROXY", "value": "http://proxy.example:3128"},
+            {"name": "AWS_CA_BUNDLE", "valueFrom": {"configMapKeyRef": {"name": "ca", "key": "path"}}},
+        ],
+        "node": {
+            "podLabels": {"team": "storage"},
+            "podAnnotations": {"a.example/b": "c d"},
+            "updateStrategy": {"type": "OnDelete"},
+            "seLinuxOptions": {"type": "spc_t"},
+        },
+        "controller": {
+            "replicas": 2,
+            "podLabels": {"team": "storage"},
+            "podAnnotations": {"a.example/b": "c d"},
+            "updateStrategy": {"type": "Recreate"},
+            "affinity": {"nodeAffinity": {}},
+        },
+        "ui": {
+            "enabled": True,
+            "hosts": ["data.example.org"],
+            "podLabels": {"team": "storage"},
+            "podAnnotations": {"a.example/b": "c d"},
+        },
+    },
+    "node pools": {
+        "settings": {"DATACACHE_SSD_BYTES": "200GB", "DATACACHE_ACCESS": "none"},
+        "cluster": {"enabled": True},
+        "node": {
+            "updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": "10%", "maxUnavailable": 0}}
+        },
+        "nodePools": [
+            {"name": "cpu", "nodeSelector": {"pool": "cpu"}},
+            {
+                "name": "gpu",
+                "nodeSelector": {"pool": "gpu"},
+                "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}],
+                "home": "/mnt/nvme/datacache",
+                "settings": {"DATACACHE_SSD_BYTES": "2TB", "DATACACHE_RAM_BYTES": "8GB"},
+                "resources": {"daemon": {"limits": {"memory": "10Gi"}}},
+                "updateStrategy": {"rollingUpdate": {"maxSurge": 2}},
+                "podLabels": {"team": "gpu"},
+            },
+        ],
+    },
+    "OpenShift": {"openshift": {"enabled": True}, "ui": {"enabled": True, "hosts": ["data.example.org"]}},
     "a catalog of its own": {"mongodb": {"enabled": False}, "catalog": {"url": "mongodb://db.example/datacache"}},
     "a catalog with a password": {"mongodb": {"enabled": False}, "catalog": {"secret": "datacache-catalog"}},
     "MongoDB without a disk": {"mongodb": {"storage": ""}},
@@ -111,6 +251,7 @@ VALUES: dict[str, dict[str, Any]] = {
         "image": {"digest": f"sha256:{'0' * 64}"},
         "mongodb": {"image": f"mongo@sha256:{'0' * 64}"},
         "provisioner": {"image": f"registry.k8s.io/sig-storage/csi-provisioner:v6.3.0@sha256:{'0' * 64}"},
+        "resizer": {"image": {"digest": f"sha256:{'1' * 64}"}},
     },
     "all of it": {
         "image": {"repository": "registry.example/datacache", "tag": "0.2.0", "pullSecrets": [{"name": "registry"}]},
@@ -146,8 +287,8 @@ def kind(name: str, kind: str) -> list[dict[str, Any]]:
 @cache
 def validate(text: str) -> None:
     each = json.loads(text)
-    if each["kind"] == "ServiceMonitor":
-        jsonschema.validate(each, SERVICE_MONITOR)
+    if each["kind"] in OTHER_SCHEMAS:
+        jsonschema.validate(each, OTHER_SCHEMAS[each["kind"]])
     else:
         kubernetes_validate.validate(each, VERSION, strict=True)
 
@@ -206,6 +347,18 @@ def test_kubernetes_schemas_accept_every_example(path: Path) -> None:
         {"networkPolicies": {"monitoring": {"team": 1}}},
         {"metrics": {"address": "all"}},
         {"provisioner": {"image": "registry.example/csi-provisioner"}},
+        {"provisioner": {"image": {"digest": "sha256:12"}}},
+        {"mongodb": {"image": {"tag": "latest"}}},
+        {"global": {"registry": "registry.example/"}},
+        {"logLevel": "loud"},
+        {"extraEnv": [{"name": "DATACACHE_HOME", "value": "/elsewhere"}]},
+        {"node": {"updateStrategy": {"rollingUpdate": {"maxUnavailable": 1}}}},
+        {"node": {"name": "gpu"}},
+        {"nodePools": [{"name": "gpu"}]},
+        {"nodePools": [{"name": "GPU", "nodeSelector": {"pool": "gpu"}}]},
+        {"nodePools": [{"name": "gpu", "nodeSelector": {"pool": "gpu"}, "cache": {}}]},
+        {"settings": {"DATACACHE_LOG_LEVEL": "debug"}},
+        {"openshift": True},
         {"settings": {"DATACACHE_HOME": "/elsewhere"}},
         {"settings": {"AWS_SECRET_ACCESS_KEY": "secret"}},
         {"settings": {"DATACACHE_CLUSTER_KEY": "anybody who lists releases reads it"}},
@@ -244,7 +397,9 @@ def test_the_schemas_patterns_are_such_as_helms_regular_expressions_understand()
 def test_values_of_an_older_chart_are_refused_with_the_way_out_and_documents_keep_clear_of_them() -> None:
     """`helm upgrade --reuse-values` gives a new chart the old one's defaults, and none of its own."""
     reused = chart.default_values()
-    del reused["cluster"], reused["ui"]
+    del reused["cluster"], reused["ui"], reused["openshift"], reused["nodePools"], reused["global"], reused["dnsPolicy"]
+    del reused["logLevel"], reused["extraEnv"], reused["restartOnSecretChange"], reused["node"]["podLabels"]
+    reused["provisioner"]["image"] = "registry.k8s.io/sig-storage/csi-provisioner:v6.2.0"
     del reused["networkPolicies"], reused["metrics"]["address"], reused["mongodb"]["secret"], reused["image"]["digest"]
     jsonschema.validate(reused, values_schema())  # which Helm does first, and whose words name no way out
     with pytest.raises(SystemExit, match="--reset-then-reuse-values"):
@@ -538,11 +693,141 @@ def test_the_controller_may_be_drained_one_pod_at_a_time_and_nodes_are_critical(
     assert deployment["spec"]["template"]["spec"]["priorityClassName"] == "system-cluster-critical"
 
 
+def test_each_node_pool_is_a_daemon_set_with_its_own_values_over_those_of_all_nodes() -> None:
+    pools = {each["metadata"]["name"]: each["spec"] for each in kind("node pools", "DaemonSet")}
+    assert set(pools) == {"datacache-node-cpu", "datacache-node-gpu"}
+
+    def of(pool: str, container: str) -> dict[str, Any]:
+        containers = pools[pool]["template"]["spec"]["containers"]
+        return next(each for each in containers if each["name"] == container)
+
+    def environment(pool: str) -> dict[str, Any]:
+        env = of(pool, "daemon")["env"]
+        assert len({each["name"] for each in env}) == len(env), "a name that comes twice is refused by some"
+        return {each["name"]: each.get("value") for each in env}
+
+    cpu, gpu = environment("datacache-node-cpu"), environment("datacache-node-gpu")
+    assert (cpu["DATACACHE_SSD_BYTES"], gpu["DATACACHE_SSD_BYTES"]) == ("200GB", "2TB")
+    assert cpu["DATACACHE_ACCESS"] == gpu["DATACACHE_ACCESS"] == "none"
+    assert (cpu["DATACACHE_HOME"], gpu["DATACACHE_HOME"]) == ("/var/lib/datacache", "/mnt/nvme/datacache")
+    assert gpu["DATACACHE_MOUNT_HOST"] == "/mnt/nvme/datacache/run/mounts.sock"
+    plain = chart.default_values()["node"]
+    limits = [of(name, "daemon")["resources"]["limits"]["memory"] for name in sorted(pools)]
+    assert limits == [plain["resources"]["daemon"]["limits"]["memory"], "10Gi"]
+    assert of("datacache-node-gpu", "mounts")["resources"] == plain["resources"]["mounts"]
+    assert of("datacache-node-gpu", "daemon")["resources"]["requests"] == plain["resources"]["daemon"]["requests"]
+    specs = {name: spec["template"]["spec"] for name, spec in pools.items()}
+    assert specs["datacache-node-gpu"]["nodeSelector"] == {"kubernetes.io/os": "linux", "pool": "gpu"}
+    assert specs["datacache-node-cpu"]["tolerations"] == plain["tolerations"]
+    assert pools["datacache-node-gpu"]["updateStrategy"]["rollingUpdate"] == {"maxSurge": 2, "maxUnavailable": 0}
+    assert pools["datacache-node-cpu"]["updateStrategy"]["rollingUpdate"] == {"maxSurge": "10%", "maxUnavailable": 0}
+    for spec in pools.values():
+        labels = spec["template"]["metadata"]["labels"]
+        assert spec["selector"]["matchLabels"].items() <= labels.items()
+        others = [each["selector"]["matchLabels"] for each in pools.values() if each is not spec]
+        assert not any(other.items() <= labels.items() for other in others), "one's pods are not another's"
+        # Policies, the ServiceMonitor and what documents say of `component=node` hold for all.
+        assert labels["app.kubernetes.io/component"] == "node"
+    assert pools["datacache-node-gpu"]["template"]["metadata"]["labels"]["team"] == "gpu"
+
+
+def test_every_pod_of_ours_has_what_an_operator_sets() -> None:
+    found = 0
+    for each in rendered("what an operator sets"):
+        name = each["metadata"]["name"]
+        if each["kind"] not in ("DaemonSet", "Deployment"):
+            continue
+        found += 1
+        metadata, spec = each["spec"]["template"]["metadata"], each["spec"]["template"]["spec"]
+        assert metadata["labels"]["team"] == "storage", name
+        assert metadata["annotations"]["a.example/b"] == "c d"
+        assert (spec["dnsPolicy"], spec["dnsConfig"]) == ("None", {"nameservers": ["10.0.0.53"]})
+        ours = [container for container in spec["containers"] if container["image"].startswith("datacache:")]
+        for container in ours:
+            env = {one["name"]: one.get("value", one.get("valueFrom")) for one in container["env"]}
+            assert env["HTTPS_PROXY"] == "http://proxy.example:3128"
+            assert env["AWS_CA_BUNDLE"] == {"configMapKeyRef": {"name": "ca", "key": "path"}}
+            assert env["DATACACHE_LOG_LEVEL"] == "debug"
+        assert ours
+    assert found == 3
+    [daemon_set] = kind("what an operator sets", "DaemonSet")
+    assert daemon_set["spec"]["updateStrategy"] == {"type": "OnDelete"}
+    assert daemon_set["spec"]["template"]["spec"]["securityContext"] == {"seLinuxOptions": {"type": "spc_t"}}
+    deployments = {each["metadata"]["name"]: each["spec"] for each in kind("what an operator sets", "Deployment")}
+    assert deployments["datacache-controller"]["strategy"] == {"type": "Recreate"}
+    assert deployments["datacache-controller"]["template"]["spec"]["affinity"] == {"nodeAffinity": {}}
+
+
+def test_controllers_keep_away_from_each_other_where_they_can() -> None:
+    [deployment] = kind("the defaults", "Deployment")
+    affinity = deployment["spec"]["template"]["spec"]["affinity"]["podAntiAffinity"]
+    [preferred] = affinity["preferredDuringSchedulingIgnoredDuringExecution"]
+    term = preferred["podAffinityTerm"]
+    assert term["topologyKey"] == "kubernetes.io/hostname"
+    assert term["labelSelector"] == deployment["spec"]["selector"]
+
+
+def test_a_secrets_new_version_is_a_change_of_the_pods_that_use_it() -> None:
+    """Helm looks Secrets up in the cluster; without one the annotation has none of their versions."""
+    for values, versions in (("the defaults", "//"), ("a cluster", "///")):
+        for each in (*kind(values, "DaemonSet"), *kind(values, "Deployment")):
+            assert each["spec"]["template"]["metadata"]["annotations"] == {"datacache.io/secrets": versions}
+    text = (chart.CHART / "templates" / "_helpers.tpl").read_text(encoding="utf-8")
+    looked_up = re.findall(r"lookup .*?resourceVersion", text)
+    assert len(looked_up) == 5, "of stores, catalog, MongoDB, the cluster's key and its certificates"
+    assert ".data" not in text
+
+
+def test_openshift_lets_nodes_do_what_they_do_and_the_others_run_as_their_users() -> None:
+    [constraints] = kind("OpenShift", "SecurityContextConstraints")
+    specs = dict(pod_specs(rendered("OpenShift")))
+    node = specs["datacache-node"]
+    used = {name for volume in node["volumes"] for name in volume if name != "name"}
+    assert used <= set(constraints["volumes"])
+    assert constraints["allowHostPID"] is node["hostPID"] is True
+    assert constraints["allowHostNetwork"] is bool(node.get("hostNetwork"))
+    roles = {each["metadata"]["name"]: each["rules"] for each in kind("OpenShift", "Role")}
+    granted = {
+        subject["name"]: roles[binding["roleRef"]["name"]][0]["resourceNames"]
+        for binding in kind("OpenShift", "RoleBinding")
+        if "-scc-" in binding["metadata"]["name"]
+        for subject in binding["subjects"]
+    }
+    assert granted.pop("datacache-node") == ["datacache-node"]
+    accounts = {spec.get("serviceAccountName", "default") for name, spec in specs.items() if name != "datacache-node"}
+    assert granted == {name: ["nonroot-v2"] for name in accounts}
+    assert not kind("the defaults", "SecurityContextConstraints")
+
+
+def test_no_pod_asks_for_a_processor_of_one_kind() -> None:
+    for name, spec in pod_specs(rendered("the defaults")):
+        assert "kubernetes.io/arch" not in json.dumps(spec), name
+
+
+def images_of(values: str) -> set[str]:
+    return {container["image"] for _, spec in pod_specs(rendered(values)) for container in spec["containers"]}
+
+
+def test_one_registry_holds_for_all_images_and_the_documents_list_them() -> None:
+    mirror = "registry.lab:5000/mirror/"
+    mirrored = images_of("everything, from one registry")
+    assert all(image.startswith(mirror) for image in mirrored)
+    document = (ROOT / "docs" / "KUBERNETES.md").read_text(encoding="utf-8")
+    section = document.partition("\n### Air-gapped\n")[2].partition("\n### ")[0]
+    listed = re.findall(r"^\| `([^`]+:[^`]+)` \|", section, re.MULTILINE)
+    everything = images_of("sidecars") | images_of("a page")
+    assert set(listed) == everything
+    assert {image.removeprefix("registry.k8s.io/") for image in everything} == {
+        image.removeprefix(mirror) for image in mirrored
+    }
+
+
 @promise("Images can be named by digest, and ours is built from locked versions and checksums")
 def test_images_can_be_named_by_digest() -> None:
     digest = f"sha256:{'0' * 64}"
     assert node_container("digests", "daemon")["image"] == f"datacache@{digest}"
     images = {c["image"] for _, spec in pod_specs(rendered("digests")) for c in spec["containers"]}
+    assert f"registry.k8s.io/sig-storage/csi-resizer@sha256:{'1' * 64}" in images
     assert {f"mongo@{digest}", f"registry.k8s.io/sig-storage/csi-provisioner:v6.3.0@{digest}"} <= images
 
 
@@ -688,7 +973,10 @@ def test_what_documents_and_examples_name_is_there() -> None:
         text = (ROOT / name).read_text(encoding="utf-8")
         for path in re.findall(r"(?<![\w/])(deploy/(?!datacache-controller)[\w./-]*[\w/])", text):
             assert (ROOT / path).exists(), f"{name}: {path}"
-        for path in re.findall(r"`((?:catalog|mongodb|metrics|registrar|buckets|settings|image|ui)\.[\w.]+)[`=]", text):
+        for path in re.findall(
+            r"`((?:catalog|mongodb|metrics|registrar|buckets|settings|global|image|node|openshift|ui)\.[\w.]+)[`=]",
+            text,
+        ):
             found: Any = values
             for part in path.split(".")[: 1 if path.startswith("settings.") else None]:
                 assert part in found, f"{name}: {path}"

@@ -1,4 +1,4 @@
-{{- /* Only what Go's text/template has, toJson of one value, and fail: scripts/render_manifests.py renders this without Helm. */ -}}
+{{- /* Only what Go's text/template has, and what scripts/render_manifests.py, which renders this without Helm, puts in its place. */ -}}
 {{- define "datacache.labels" }}
     app.kubernetes.io/name: datacache
     app.kubernetes.io/instance: {{ .Release.Name }}
@@ -6,8 +6,35 @@
     app.kubernetes.io/version: {{ printf "%q" .Values.image.tag }}
 {{- end }}
 {{- define "datacache.image" -}}
-{{- if .Values.image.digest }}{{ printf "%q" (printf "%s@%s" .Values.image.repository .Values.image.digest) }}
-{{- else }}{{ printf "%q" (printf "%s:%s" .Values.image.repository .Values.image.tag) }}{{ end }}
+{{- template "datacache.image-name" (dict "global" .Values.global "image" .Values.image) }}
+{{- end }}
+{{- /* Of any image: a text is its whole name. */ -}}
+{{- define "datacache.image-name" -}}
+{{- if eq (printf "%T" .image) "string" }}{{ printf "%q" .image }}{{ else -}}
+{{- $registry := .image.registry }}{{ with .global }}{{ with .registry }}{{ $registry = . }}{{ end }}{{ end -}}
+"{{ with $registry }}{{ . }}/{{ end }}{{ .image.repository }}{{ if .image.digest }}@{{ .image.digest }}{{ else }}:{{ .image.tag }}{{ end }}"
+{{- end }}
+{{- end }}
+{{- /* What of the Secrets makes pods start again: a new version of one. Not what is in them, which a hash would give away. */ -}}
+{{- define "datacache.secrets" }}
+{{- if .Values.restartOnSecretChange -}}
+"datacache.io/secrets": "
+{{- with .Values.stores.secret }}{{ with (lookup "v1" "Secret" $.Release.Namespace .) }}{{ .metadata.resourceVersion }}{{ end }}{{ end }}/
+{{- with .Values.catalog.secret }}{{ with (lookup "v1" "Secret" $.Release.Namespace .) }}{{ .metadata.resourceVersion }}{{ end }}
+{{- else }}{{ with (lookup "v1" "Secret" $.Release.Namespace .Values.mongodb.secret) }}{{ .metadata.resourceVersion }}{{ end }}{{ end }}/
+{{- if .Values.cluster }}{{ if .Values.cluster.enabled }}
+{{- with (lookup "v1" "Secret" $.Release.Namespace .Values.cluster.keySecret) }}{{ .metadata.resourceVersion }}{{ end }}/
+{{- with .Values.cluster.tlsSecret }}{{ with (lookup "v1" "Secret" $.Release.Namespace .) }}{{ .metadata.resourceVersion }}{{ end }}{{ end }}
+{{- end }}{{ end }}"
+{{- end }}
+{{- end }}
+{{- define "datacache.pods" }}
+      {{- with .Values.dnsPolicy }}
+      dnsPolicy: {{ . }}
+      {{- end }}
+      {{- with .Values.dnsConfig }}
+      dnsConfig: {{ toJson . }}
+      {{- end }}
 {{- end }}
 {{- define "datacache.environment" }}
             - {name: HOME, value: /tmp}
@@ -22,6 +49,12 @@
               valueFrom: {secretKeyRef: {name: {{ printf "%q" .Values.mongodb.secret }}, key: password}}
             - name: DATACACHE_CATALOG
               value: mongodb://datacache:$(MONGODB_PASSWORD)@{{ .Release.Name }}-mongodb.{{ .Release.Namespace }}.svc/datacache?authSource=admin
+            {{- end }}
+            {{- with .Values.logLevel }}
+            - {name: DATACACHE_LOG_LEVEL, value: {{ . }}}
+            {{- end }}
+            {{- range .Values.extraEnv }}
+            - {{ toJson . }}
             {{- end }}
             {{- range $name, $value := .Values.settings }}
             - {name: {{ $name }}, value: {{ printf "%q" $value }}}
