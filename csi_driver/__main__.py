@@ -18,6 +18,7 @@ from datacache.core.errors import DatacacheError, SettingsError
 from datacache.core.logs import set_level
 
 if TYPE_CHECKING:
+    from csi_driver.kube import KubeApi
     from csi_driver.node.service import NodeService
     from datacache.settings import Settings
 
@@ -104,6 +105,12 @@ def _parser() -> argparse.ArgumentParser:
         "and that is mounted with the driver's own credentials; '*' allows all; can be given several times. Others "
         "need a StorageClass with a secret (csi.storage.k8s.io/node-stage-secret-name)",
     )
+    parser.add_argument(
+        "--label-nodes",
+        action="store_true",
+        help="of a controller: label the nodes with what they hold of snapshots (cache.datacache.io/…), so that pods "
+        "can prefer nodes where their data is",
+    )
     parser.add_argument("--metrics-port", type=int, metavar="N", help="serve metrics for Prometheus on this TCP port")
     parser.add_argument(
         "--metrics-address",
@@ -153,6 +160,8 @@ def _serve(arguments: argparse.Namespace) -> None:
                 _log.warning("there is no Kubernetes API here and no --kubeconfig: annotations of PVCs are not read")
             else:
                 api.warm_up()
+            if arguments.label_nodes:
+                _label_nodes(settings, api, stack)
             services["Controller"] = stack.enter_context(closing(ControllerService(settings, api, rules)))
         if arguments.mode != "controller":
             services["Node"] = node = stack.enter_context(closing(NodeService(settings, arguments.node_id, rules, api)))
@@ -186,6 +195,15 @@ def _check_paths(arguments: argparse.Namespace) -> None:
         )
     if arguments.mode != "node" and arguments.kubeconfig is not None and not arguments.kubeconfig.is_file():
         raise SettingsError(f"--kubeconfig {arguments.kubeconfig}: there is no such file")
+
+
+def _label_nodes(settings: Settings, api: KubeApi | None, stack: ExitStack) -> None:
+    from csi_driver.node_labels import NodeLabels
+
+    if api is None:
+        raise SettingsError("--label-nodes needs a Kubernetes API", hint="Run it in a cluster, or with --kubeconfig.")
+    labels = stack.enter_context(closing(NodeLabels(settings, api)))
+    labels.start()
 
 
 def _serve_metrics(

@@ -1,4 +1,4 @@
-"""The Kubernetes API: the controller reads a PVC and a StorageClass through it, and both parts write Events.
+"""The Kubernetes API: the controller reads PVCs and StorageClasses and labels nodes, both parts write Events.
 
 Through the `kubernetes` package, which takes over a second to import: `warm_up` does that in a thread. Calls have a
 limit and are not repeated (the provisioner calls the driver again). Any thread. `RequestError` with UNAVAILABLE where
@@ -11,7 +11,7 @@ import hashlib
 import logging
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property, partial
@@ -26,6 +26,9 @@ READ_TIMEOUT_S = (3.0, 5.0)
 """To connect, to answer."""
 EVENT_TIMEOUT_S = (2.0, 3.0)
 _EVENTS_WAIT_S = 3.0
+_NODES_A_PAGE = 500
+_METADATA_ONLY = "application/json;as=PartialObjectMetadata{of};g=meta.k8s.io;v=v1,application/json"
+"""Kubernetes' API concepts, *Metadata-only fetches*."""
 _MOST_COUNTS = 1000
 _MAX_MESSAGE = 1000
 """An Event's message has at most 1,024 bytes."""
@@ -91,6 +94,25 @@ class KubeApi:
         """Return the parameters of a StorageClass, with those that the provisioner keeps to itself."""
         found = self._ask(f"read the StorageClass {name}", "StorageV1Api", "read_storage_class", name)
         return {} if found is None else found.parameters or {}
+
+    def node_labels(self, prefix: str) -> dict[str, dict[str, str]]:
+        """Return the labels of all nodes whose keys begin with this, by the nodes' names."""
+        found: dict[str, dict[str, str]] = {}
+        more = ""
+        while True:
+            query = [("limit", _NODES_A_PAGE), *([("continue", more)] if more else [])]
+            page = self._ask_plain("list the nodes", "GET", "/api/v1/nodes", of="List", query=query) or {}
+            for node in page.get("items") or ():
+                labels = node["metadata"].get("labels") or {}
+                found[node["metadata"]["name"]] = {key: text for key, text in labels.items() if key.startswith(prefix)}
+            more = (page.get("metadata") or {}).get("continue") or ""
+            if not more:
+                return found
+
+    def label_node(self, name: str, labels: Mapping[str, str | None]) -> bool:
+        """Set labels of a node, and remove those that are None. Return False if there is no such node."""
+        body = {"metadata": {"labels": dict(labels)}}
+        return self._ask_plain(f"label the node {name}", "PATCH", f"/api/v1/nodes/{name}", body=body) is not None
 
     def warn(self, about: VolumeClaim | Pod, reason: str, message: str) -> bool:
         """Write an Event on a PVC or pod, or count it if it exists. Return False, and log, where it cannot be
@@ -165,13 +187,49 @@ class KubeApi:
         """Return the answer of an API; None where the thing asked for does not exist, or where what is made does."""
         client = self._client
         from kubernetes import client as kinds
-        from urllib3.exceptions import HTTPError
 
         timeout_s = READ_TIMEOUT_S if call.startswith("read") else EVENT_TIMEOUT_S
+        ask = partial(getattr(getattr(kinds, api)(client), call), *arguments, _request_timeout=timeout_s)
+        return self._answer(what, ask, none_on=409 if call.startswith("create") else 404)
+
+    def _ask_plain(
+        self,
+        what: str,
+        method: str,
+        path: str,
+        *,
+        of: str = "",
+        query: Sequence[tuple[str, Any]] = (),
+        body: Any = None,
+    ) -> Any:
+        """Return the JSON of an answer, with the metadata of an object alone (`of` "List": of many); None for what does
+        not exist. Nodes have some ten KiB each, and the client would take seconds to make its own objects of them."""
+        headers = {"Accept": _METADATA_ONLY.format(of=of)} | (
+            {"Content-Type": "application/merge-patch+json"} if body else {}
+        )
+        ask = partial(
+            self._client.call_api,
+            path,
+            method,
+            query_params=list(query),
+            header_params=headers,
+            body=body,
+            auth_settings=["BearerToken"],
+            response_types_map={200: "object"},
+            _return_http_data_only=True,
+            _request_timeout=READ_TIMEOUT_S,
+        )
+        return self._answer(what, ask, none_on=404)
+
+    def _answer(self, what: str, ask: Callable[[], Any], *, none_on: int) -> Any:
+        """Return an answer, None where it has the status `none_on`."""
+        from kubernetes import client as kinds
+        from urllib3.exceptions import HTTPError
+
         try:
-            return getattr(getattr(kinds, api)(client), call)(*arguments, _request_timeout=timeout_s)
+            return ask()
         except kinds.ApiException as exc:
-            if exc.status == (409 if call.startswith("create") else 404):
+            if exc.status == none_on:
                 return None
             if exc.status in (401, 403):
                 raise precondition(

@@ -42,9 +42,9 @@ class CallCounts:
     """The counters of a driver since its start. Safe from several threads."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # guards both
+        self._lock = threading.Lock()  # guards all below
         self._calls: Counter[tuple[str, str]] = Counter()
-        self._mended = 0
+        self._mended = self._labelled = 0
 
     def call(self, method: str, code: str) -> None:
         """Count an RPC's answer."""
@@ -56,13 +56,19 @@ class CallCounts:
         with self._lock:
             self._mended += 1
 
+    def labelled(self, nodes: int) -> None:
+        """Count nodes whose labels were changed."""
+        with self._lock:
+            self._labelled += nodes
+
     def render(self) -> list[str]:
         """Return the counters as lines for Prometheus."""
         with self._lock:
-            calls, mended = sorted(self._calls.items()), self._mended
+            calls, mended, labelled = sorted(self._calls.items()), self._mended, self._labelled
         lines = ["# HELP datacache_csi_calls_total RPCs answered.", "# TYPE datacache_csi_calls_total counter"]
         lines += [f'datacache_csi_calls_total{{method="{name}",code="{code}"}} {n}' for (name, code), n in calls]
         lines += _metric("mounts_mended_total", "counter", "Mounts that were lost and made anew under pods.", mended)
+        lines += _metric("nodes_labelled_total", "counter", "Changes of nodes' labels for what they hold.", labelled)
         return lines
 
 

@@ -2,9 +2,9 @@
 
 `opening` opens what can be read or written, `snapshots` makes and keeps them, `travel` brings them to other catalogs,
 `annotations` is about what is in the images, `marks` about what people mark on them, `models` about predictions, `node`
-about the cache of this machine, `training` about queues of tasks and how fast samples come. Functions take `settings`;
-without them they load them from the environment. Any thread may call them. The rest are parts of lower layers that the
-edges need, mostly the classes of what these functions take and return.
+about the cache of this machine, `placement` about where work should run, `training` about queues of tasks and how fast
+samples come. Functions take `settings`; without them they load them from the environment. Any thread may call them. The
+rest are parts of lower layers that the edges need, mostly the classes of what these functions take and return.
 """
 
 from __future__ import annotations
@@ -111,6 +111,7 @@ if TYPE_CHECKING:
     from datacache.api.options import ShardOptions as ShardOptions
     from datacache.api.options import make_query as make_query
     from datacache.api.options import take as take
+    from datacache.api.placement import preferred_nodes as preferred_nodes
     from datacache.api.quotas import QuotaUse as QuotaUse
     from datacache.api.quotas import namespace_quotas as namespace_quotas
     from datacache.api.quotas import set_namespace_quota as set_namespace_quota

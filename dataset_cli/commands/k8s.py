@@ -59,7 +59,7 @@ _checked_size = _matching("[1-9][0-9]*(k|[MGTPE]|[KMGTPE]i)?", "a number with a 
 @click.option("--by-id", is_flag=True, help="Name the snapshot by its id, which no tag can move.")
 @click.option("--pinned-id", is_flag=True, hidden=True)  # its former name
 @click.option("--size", callback=_checked_size, help=f"Of a bucket: the quota (default: {_QUOTA}).")
-@click.option("--with-pod", is_flag=True, help="Print a pod that lists it, too.")
+@click.option("--with-pod", is_flag=True, help="Print a pod that lists it, too; near its data.")
 def pvc(
     app: App,
     /,
@@ -94,6 +94,7 @@ def pvc(
         url = "/".join(api.split_url(what)).rstrip("/")
         annotations, size = {"bucket": url}, size or _QUOTA
         default, access, class_ = url.partition("://")[2], "ReadWriteMany", _BUCKET_CLASS
+        preferred: list[dict[str, Any]] = []
     else:
         if size:
             raise click.UsageError("--size is for buckets: a snapshot has the size that it has")
@@ -101,6 +102,7 @@ def pvc(
         ref = f"{record.dataset}@{record.id}" if by_id else str(api.parse_ref(what))
         annotations = {"dataset": ref} | ({"warm": warm} if warm else {}) | ({"pin": "true"} if pin else {})
         default, access, class_ = what, "ReadOnlyMany", _DATASET_CLASS
+        preferred = api.preferred_nodes({record.id: record.total_bytes})
         size = f"{max(1, -(-record.total_bytes // _MIB))}Mi"
     if subpath:
         annotations["subpath"] = subpath
@@ -116,7 +118,7 @@ def pvc(
             "resources": {"requests": {"storage": size}},
         },
     }
-    objects = [claim, *([_pod(metadata, read_only=access == "ReadOnlyMany")] if with_pod else [])]
+    objects = [claim, *([_pod(metadata, preferred, read_only=access == "ReadOnlyMany")] if with_pod else [])]
     listed: dict[str, Any] = {"apiVersion": "v1", "kind": "List", "items": objects}
     app.out.result(listed, yaml.safe_dump_all(objects, sort_keys=False, allow_unicode=True, width=1000).rstrip())
 
@@ -145,8 +147,9 @@ def _name_of(text: str) -> str:
     return name or "data"
 
 
-def _pod(metadata: dict[str, str], *, read_only: bool) -> dict[str, Any]:
-    """Return a pod that lists the volume, as a user that owns nothing."""
+def _pod(metadata: dict[str, str], preferred: list[dict[str, Any]], *, read_only: bool) -> dict[str, Any]:
+    """Return a pod that lists the volume, as a user that owns nothing, on a node that it would rather be on."""
+    affinity = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": preferred}}
     volume: dict[str, Any] = {"name": "data", "persistentVolumeClaim": {"claimName": metadata["name"]}}
     return {
         "apiVersion": "v1",
@@ -154,6 +157,7 @@ def _pod(metadata: dict[str, str], *, read_only: bool) -> dict[str, Any]:
         "metadata": metadata,
         "spec": {
             "restartPolicy": "Never",
+            **({"affinity": affinity} if preferred else {}),
             "securityContext": {
                 "runAsNonRoot": True,
                 "runAsUser": 1000,

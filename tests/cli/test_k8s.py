@@ -10,9 +10,11 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from datacache.api import open_catalog
+from datacache.api import open_catalog, preferred_nodes
+from datacache.catalog.holdings import snapshot_label
 from datacache.catalog.refs import volume_snapshot
 from tests.cli.conftest import Dsctl
+from tests.promises import promise
 
 VERSION = "1.37"
 
@@ -82,6 +84,28 @@ def test_a_pvc_of_a_bucket_can_be_written_to_and_has_a_quota(dsctl: Dsctl) -> No
     assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
     assert claim["spec"]["storageClassName"] == "datacache-bucket"
     assert claim["spec"]["resources"]["requests"]["storage"] == "2Ti"
+
+
+@promise("A pod never waits for a warm node")
+def test_a_pod_prefers_nodes_that_hold_the_snapshot_and_requires_none(dsctl: Dsctl, snapshot: str) -> None:
+    _, pod = printed(dsctl("k8s", "pvc", "faces/mask", "--with-pod").out)
+    [(kind, affinity)] = pod["spec"]["affinity"].items()
+    assert (kind, list(affinity)) == ("nodeAffinity", ["preferredDuringSchedulingIgnoredDuringExecution"])
+    [terms] = affinity.values()
+    expressions = [(term["weight"], *term["preference"]["matchExpressions"]) for term in terms]
+    label = {"key": snapshot_label(snapshot), "operator": "In"}
+    assert expressions == [(100, label | {"values": ["full"]}), (50, label | {"values": ["part"]})]
+    assert "topology" not in str(pod)
+    assert "nodeSelector" not in pod["spec"]
+    _, pod = printed(dsctl("k8s", "pvc", "s3://runs/exp-7", "--with-pod").out)
+    assert "affinity" not in pod["spec"], "a bucket has no warm nodes"
+
+
+def test_of_several_snapshots_the_larger_ones_count_more() -> None:
+    weights = [term["weight"] for term in preferred_nodes({"a" * 32: 10**12, "b" * 32: 10**11, "c" * 32: 1})]
+    assert weights == [100, 50, 10, 5, 2, 1]
+    assert [term["weight"] for term in preferred_nodes({"a" * 32: 0})] == [100, 50]
+    assert preferred_nodes({}) == []
 
 
 def test_claims_of_several_folders_have_names_of_their_own(dsctl: Dsctl) -> None:

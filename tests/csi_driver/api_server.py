@@ -1,4 +1,4 @@
-"""A small stand-in for the Kubernetes API server: PVCs, StorageClasses and Events over HTTP, with a token.
+"""A small stand-in for the Kubernetes API server: PVCs, StorageClasses, Events and nodes over HTTP, with a token.
 
 The real one is not to be had in a test. This one answers what the driver's client sends, and fails on demand.
 """
@@ -10,6 +10,7 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl
 
 import yaml
 
@@ -24,6 +25,10 @@ class ApiServer:
         self.claims: dict[str, dict[str, Any]] = {}
         self.classes: dict[str, dict[str, Any]] = {}
         self.events: dict[str, dict[str, Any]] = {}
+        self.nodes: dict[str, dict[str, str]] = {}
+        """Labels by the nodes' names."""
+        self.page = 2
+        """At most so many nodes are in one answer, whatever is asked for."""
         self.requests: list[str] = []
         self.fail: int | str = 0
         self.failing = ""
@@ -93,6 +98,7 @@ class ApiServer:
         self.claims.clear()
         self.classes.clear()
         self.events.clear()
+        self.nodes.clear()
         self.fail, self.failing = 0, ""
 
     def close(self) -> None:
@@ -129,7 +135,11 @@ class _Handler(BaseHTTPRequestHandler):
         elif self.headers.get("Authorization") != f"Bearer {TOKEN}":
             self._send(401, _status(401))
         else:
-            self._send(*self._found(method, self.path.partition("?")[0].strip("/").split("/"), body))
+            path, _, query = self.path.partition("?")
+            parts = path.strip("/").split("/")
+            of_nodes = parts[:3] == ["api", "v1", "nodes"]
+            found = self._of_nodes(method, parts[3:], body, query) if of_nodes else self._found(method, parts, body)
+            self._send(*found)
 
     def _found(self, method: str, path: list[str], body: Any) -> tuple[int, Any]:
         api = self.api
@@ -158,6 +168,37 @@ class _Handler(BaseHTTPRequestHandler):
                     event.update(body)
                 return _item(event)
         return 404, _status(404)
+
+    def _of_nodes(self, method: str, path: list[str], body: Any, query: str) -> tuple[int, Any]:
+        nodes = self.api.nodes
+        if method == "GET" and not path:
+            asked = dict(parse_qsl(query))
+            return 200, self._nodes(asked.get("continue", ""), int(asked["limit"]))
+        [name] = path
+        if method != "PATCH" or name not in nodes:
+            return 404, _status(404)
+        if self.headers["Content-Type"] != "application/merge-patch+json":
+            return 415, _status(415)
+        if "PartialObjectMetadataList" in self.headers["Accept"]:  # one node is no list
+            return 406, _status(406)
+        assert list(body) == ["metadata"]
+        assert list(body["metadata"]) == ["labels"]
+        labels = nodes[name] | body["metadata"]["labels"]
+        nodes[name] = {key: text for key, text in labels.items() if text is not None}
+        return 200, self._node(name)
+
+    def _nodes(self, after: str, limit: int) -> dict[str, Any]:
+        """A page of nodes, as metadata alone."""
+        assert "as=PartialObjectMetadataList;g=meta.k8s.io;v=v1" in self.headers["Accept"]
+        left = [name for name in sorted(self.api.nodes) if name > after]
+        page = left[: min(limit, self.api.page)]
+        more = {"continue": page[-1]} if len(page) < len(left) else {}
+        kind = {"kind": "PartialObjectMetadataList", "apiVersion": "meta.k8s.io/v1"}
+        return kind | {"metadata": {"resourceVersion": "1"} | more, "items": [self._node(name) for name in page]}
+
+    def _node(self, name: str) -> dict[str, Any]:
+        labels = self.api.nodes[name]
+        return {"metadata": {"name": name, "uid": f"u-{name}"} | ({"labels": dict(labels)} if labels else {})}
 
     def _send(self, status: int, answer: Any) -> None:
         text = json.dumps(answer).encode()

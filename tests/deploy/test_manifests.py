@@ -154,6 +154,7 @@ VALUES: dict[str, dict[str, Any]] = {
     "the defaults": {},
     "sidecars": {"registrar": {"sidecar": True}},
     "no resizer": {"resizer": {"enabled": False}},
+    "no labels of nodes": {"placement": {"labels": False}},
     "monitoring": {
         "metrics": {
             "serviceMonitor": True,
@@ -428,12 +429,24 @@ def test_the_controller_may_do_this_in_the_cluster_and_nothing_else() -> None:
         "persistentvolumes": ["create", "delete", "get", "list", "patch", "watch"],
         "storageclasses.storage.k8s.io": ["get", "list", "watch"],
         "events": ["create", "get", "patch"],
+        "nodes": ["list", "patch"],
     }
     assert own["rules"] == [
         {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["get", "create", "update"]}
     ]
     without = [rule["resources"] for rule in controller_role("no resizer")["rules"]]
     assert ["persistentvolumeclaims/status"] not in without
+
+
+def test_without_labels_the_controller_may_do_nothing_with_nodes() -> None:
+    def arguments(values: str) -> list[str]:
+        [controller] = [each for each in kind(values, "Deployment") if each["metadata"]["name"].endswith("-controller")]
+        found: list[str] = controller["spec"]["template"]["spec"]["containers"][0]["args"]
+        return found
+
+    assert "--label-nodes" in arguments("the defaults")
+    assert "--label-nodes" not in arguments("no labels of nodes")
+    assert ["nodes"] not in [rule["resources"] for rule in controller_role("no labels of nodes")["rules"]]
 
 
 def test_a_node_may_write_events_and_its_driver_alone_has_the_token() -> None:
