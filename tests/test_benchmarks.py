@@ -32,8 +32,18 @@ BENCHMARKS += ("cluster_simulation", "cluster_attack", "cluster_peer", "disk_lim
 BENCHMARKS += ("kinds_peers", "polygons", "page", "evaluate", "weights", "predict", "video")
 
 
-LONG = {"cluster", "cluster_peer", "cluster_soak", "fairness", "first_epoch", "loader_decode", "loaders", "metadata"}
-LONG |= {"mount_epochs", "predict", "outages", "versions", "weights", "write_path"}
+LONG = {
+    "cluster",
+    "cluster_attack",
+    "cluster_peer",
+    "cluster_soak",
+    "fairness",
+    "first_epoch",
+    "loader_decode",
+    "loaders",
+    "metadata",
+}
+LONG |= {"large_file", "mount_epochs", "predict", "outages", "versions", "weights", "write_path", "write_trees"}
 
 
 @pytest.mark.slow

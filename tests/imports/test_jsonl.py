@@ -152,8 +152,8 @@ def test_large_metadata_is_stored_as_an_object(web: WebServer, write_lines: Writ
     shared = replace(settings, objects="", home=settings.home / "other")
     image = file.parent / "1.jpg"
     image.write_bytes(b"1")
-    for text, count in (("x" * 100_000, 100), ("", 180_000)):
-        named = write_lines(*({"url": str(image), "path": f"{n:030}", "t": text} for n in range(count)))
+    for text, digits, count in (("x" * 100_000, 30, 100), ("", 240, 40_000)):
+        named = write_lines(*({"url": str(image), "path": f"{n:0{digits}}", "t": text} for n in range(count)))
         with pytest.raises(SettingsError, match="new objects"):
             api.import_jsonl("faces", named, settings=shared, progress=lambda _: pytest.fail("it has begun"))
     few = write_lines(*({"url": str(image), "path": f"{n}", "t": "x" * 100_000} for n in range(70)))

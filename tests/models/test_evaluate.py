@@ -43,8 +43,8 @@ def guess(label: str, *edges: float, score: float = 0.9) -> Box:
 
 
 @promise("Average precision and recall of boxes are those of pycocotools, to six decimals and more")
-@pytest.mark.parametrize("seeds", [range(100), range(100, 200)])
-def test_two_hundred_drawn_sets_have_the_numbers_of_pycocotools(seeds: range) -> None:
+@pytest.mark.parametrize("seeds", [range(60), pytest.param(range(60, 200), marks=pytest.mark.long)])
+def test_drawn_sets_have_the_numbers_of_pycocotools(seeds: range) -> None:
     for seed in seeds:
         labels, guesses = drawn_set(seed, images=6)
         expected = coco_numbers(labels, guesses)
@@ -113,7 +113,7 @@ def guessed(image: int, category: int, x1: float, y1: float, x2: float, y2: floa
 
 
 def test_the_best_score_is_the_one_at_which_matching_finds_the_largest_f1() -> None:
-    labels, guesses = drawn_set(7, images=40)
+    labels, guesses = drawn_set(7, images=14)
     for iou in (0.5, 0.62):
         found = evaluated(table(labels), table(guesses), iou=iou)
         scores = sorted({score_of(each) for boxes in guesses.values() for each in boxes})
