@@ -220,6 +220,26 @@ def test_doctor_finds_a_well_node_well(dsctl: Dsctl, ref: str) -> None:
     assert "0 failed" in dsctl("doctor").out or not result.json["ok"]
 
 
+def test_doctor_opens_the_fuse_device_once_and_starts_nothing(ref: str, bucket: Path) -> None:
+    watched = """
+import os, sys
+seen = []
+def note(event, args):
+    starts = event in ("subprocess.Popen", "os.posix_spawn", "os.fork")
+    if starts or event == "open" and args[0] == "/dev/fuse":
+        seen.append(event)
+sys.addaudithook(note)
+from dataset_cli.main import run
+try:
+    run(["doctor", "--json"])
+finally:
+    print(seen, file=sys.stderr)
+"""
+    done = subprocess.run([sys.executable, "-c", watched], capture_output=True, text=True, check=False, timeout=60)
+    assert done.stderr.splitlines()[-1] == "['open']", done.stderr
+    assert '"FUSE"' in done.stdout
+
+
 def test_doctor_says_what_is_wrong_and_what_to_do(dsctl: Dsctl, ref: str, bucket: Path) -> None:
     result = dsctl(
         "doctor",
