@@ -212,7 +212,7 @@ reading_options = options(
 """See `api.ReadingOptions`."""
 workers_options = options(
     click.option("--processes", type=click.IntRange(1), help="How many (default: one a processor)."),
-    click.option("--on", metavar="ENGINE", help="Work there: dask://HOST:PORT or ray://HOST:PORT (default: local)."),
+    click.option("--on", metavar="ENGINE", help="Work there: dask://HOST:PORT, ray://HOST:PORT, queue."),
 )
 """How much works, and where; see `docs/SCALE.md`."""
 query_options = options(

@@ -3,8 +3,9 @@
 `opening` opens what can be read or written, `snapshots` makes and keeps them, `travel` brings them to other catalogs,
 `annotations` is about what is in the images, `marks` about what people mark on them, `models` about predictions, `node`
 about the cache of this machine, `placement` about where work should run, `training` about queues of tasks and how fast
-samples come. Functions take `settings`; without them they load them from the environment. Any thread may call them. The
-rest are parts of lower layers that the edges need, mostly the classes of what these functions take and return.
+samples come, `work` about tasks of commands elsewhere. Functions take `settings`; without them they load them from the
+environment. Any thread may call them. The rest are parts of lower layers that the edges need, mostly the classes of
+what these functions take and return.
 """
 
 from __future__ import annotations
@@ -145,6 +146,7 @@ if TYPE_CHECKING:
     from datacache.api.versions import VersionCounts as VersionCounts
     from datacache.api.versions import descendants as descendants
     from datacache.api.versions import version_counts as version_counts
+    from datacache.api.work import work_on_queue as work_on_queue
     from datacache.catalog import refs as _refs
     from datacache.catalog.access import Access as Access
     from datacache.catalog.access import access_of as access_of

@@ -58,11 +58,17 @@ class Engine:
     for a second start are removed. One thread."""
 
     def __init__(
-        self, executor: Executor, *, width: Callable[[], int], folder: Path, close: Callable[[], None] = lambda: None
+        self,
+        executor: Executor,
+        *,
+        width: Callable[[], int],
+        folder: Path,
+        close: Callable[[bool], None] = lambda _done: None,
+        loads: Callable[[bytes], Any] = pickle.loads,
     ) -> None:
         """`width` says how many processes there are now. Results are kept in `folder`. `close` lets go of what belongs
-        to the executor."""
-        self.executor, self.width = executor, width
+        to the executor, and is told whether all was done. `loads` unpickles answers."""
+        self.executor, self.width, self.loads = executor, width, loads
         self._folder, self._close = folder, close
         self._logs: dict[str, JobLog] = {}
 
@@ -83,7 +89,7 @@ class Engine:
             if kind is None:
                 log.remove()
             log.close()
-        self._close()
+        self._close(kind is None)
 
 
 def map_on(engine: Engine, worker: Worker[_T_contra, _R_co], tasks: Iterable[_T_contra]) -> Iterator[_R_co]:
@@ -180,10 +186,11 @@ class _Spread:
         return _Parcel(tasks, self._engine.executor.submit(do_tasks, self._key, self._worker, tasks), tries)
 
     def _received(self, parcel: _Parcel, answer: bytes) -> Iterator[Any]:
-        results, error, took_s = pickle.loads(answer)  # noqa: S301 - of our own workers
+        results, error, took_s = self._engine.loads(answer)
         for task, result in zip(parcel.tasks, results, strict=False):
+            value = self._engine.loads(result)  # before it is kept: what is there is believed
             self._log.add(_task_id(task) + b64encode(result))
-            yield pickle.loads(result)  # noqa: S301 - of our own workers
+            yield value
         if error is not None:
             raise error
         if took_s > 0 and results:
@@ -209,9 +216,9 @@ _workers: OrderedDict[str, Any] = OrderedDict()
 """The workers met last, by their key."""
 
 
-def do_tasks(key: str, worker: bytes, tasks: Sequence[bytes]) -> bytes:
+def do_tasks(key: str, worker: bytes, tasks: Sequence[bytes], loads: Callable[[bytes], Any] = pickle.loads) -> bytes:
     """Do some tasks of the worker that `key` names, which begins with the client's version. Return their results, the
-    error that ended them, and how long they took in seconds, pickled."""
+    error that ended them, and how long they took in seconds, pickled. `loads` unpickles worker and tasks."""
     started = time.perf_counter()
     results: list[bytes] = []
     error: Exception | None = None
@@ -221,17 +228,20 @@ def do_tasks(key: str, worker: bytes, tasks: Sequence[bytes]) -> bytes:
                 f"a process of the engine has datacache {_VERSION}, and this one {version}",
                 hint="Install the same version in both places.",
             )
-        known = _workers.pop(key, None) or pickle.loads(worker)  # noqa: S301 - of our own client
+        known = _workers.pop(key, None) or loads(worker)
         _workers[key] = known
         while len(_workers) > _KEPT_WORKERS:
             _workers.popitem(last=False)
-        results.extend(_dumps(known.work(pickle.loads(task))) for task in tasks)  # noqa: S301 - of our own client
+        results.extend(_dumps(known.work(loads(task))) for task in tasks)
     except Exception as exc:  # noqa: BLE001 - told to the client, which raises it
         error = exc
     took_s = time.perf_counter() - started
     try:
-        return _dumps((results, error, took_s))
-    except Exception:  # noqa: BLE001 - an error that cannot be pickled
+        answer = _dumps((results, error, took_s))
+        if error is not None:
+            loads(answer)
+        return answer
+    except Exception:  # noqa: BLE001 - an error that cannot be pickled, or only one way
         return _dumps((results, DatacacheError(f"{type(error).__name__}: {error}"), took_s))
 
 

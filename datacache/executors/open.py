@@ -1,4 +1,5 @@
-"""Open an engine by what a user calls it: `dask://HOST:PORT`, `ray://HOST:PORT`, or an executor of the user's own.
+"""Open an engine by what a user calls it: `dask://HOST:PORT`, `ray://HOST:PORT`, `queue`, `queue://JOB`, or an
+executor of the user's own.
 
 Used by `datacache.api`. The processes of an engine need this datacache, and settings with which they reach catalog and
 stores, as on any machine.
@@ -11,8 +12,10 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
+from datacache.catalog.open import open_catalog_url, open_task_store
 from datacache.core.cores import cores
 from datacache.core.engine import Engine
 from datacache.core.errors import UsageError
@@ -42,17 +45,35 @@ def open_engine(on: str | Executor, settings: Settings) -> Engine:
     """Return the engine; it is a context. `UsageError` for another name, where its library is missing, and where nobody
     answers."""
     folder = settings.home / "jobs"
+    if on == "queue" or (isinstance(on, str) and on.startswith("queue://")):
+        return _queue(on.partition("://")[2], settings, folder)
     if not isinstance(on, str):
         return Engine(on, width=lambda: int(getattr(on, "_max_workers", 0) or cores()), folder=folder)
     scheme, _, address = on.partition("://")
     openers = {"dask": _dask, "ray": _ray}
     if scheme not in openers or not address:
-        raise UsageError(f"{on} is no engine", hint="Write local, dask://HOST:PORT or ray://HOST:PORT.")
+        raise UsageError(
+            f"{on} is no engine", hint="Write local, dask://HOST:PORT, ray://HOST:PORT, queue or queue://JOB."
+        )
     try:
         executor, width, close = openers[scheme](address)
     except (OSError, TimeoutError, ConnectionError) as exc:
         raise UsageError(f"nobody answers at {on}: {exc}", hint="Is its scheduler running, at this address?") from exc
-    return Engine(executor, width=_seldom(width), folder=folder, close=close)
+    return Engine(executor, width=_seldom(width), folder=folder, close=lambda _done: close())
+
+
+def _queue(job: str, settings: Settings, folder: Path) -> Engine:
+    from datacache.executors.queue.client import QueueExecutor
+    from datacache.executors.queue.trusted import loads
+
+    executor = QueueExecutor(
+        open_catalog_url(settings.catalog, settings=settings), open_task_store(settings.catalog), job
+    )
+
+    def close(done: bool) -> None:
+        executor.close(done=done)
+
+    return Engine(executor, width=_seldom(executor.width), folder=folder, close=close, loads=loads)
 
 
 def _need(module: str, extra: str) -> Any:

@@ -1,10 +1,13 @@
-"""`dsctl tasks`: queues of training tasks: make, list, show, retry, reset, remove, save and restore.
+"""`dsctl tasks`: queues of training tasks: make, list, show, retry, reset, remove, save and restore; and work for
+commands with `--on queue`.
 
 With `--json` a queue is `{"name", "dataset", "epoch", "epochs", "finished", "tasks", "records", "todo", "doing",
 "done", "failed", "failed_before", "used", "parameters": {…}}`: tasks of the epoch by state, failed ones of earlier
 epochs, and how many records of the epoch were reported as used. `list` prints an array of them; `show` adds `"leases"`
 and `"failures"`, arrays of `{"epoch", "number", "name", "start", "records", "position", "token", "worker", "held_s",
-"left_s", "failures", "lost", "errors"}`. `checkpoint` prints the checkpoint, which is JSON.
+"left_s", "failures", "lost", "errors"}`. `checkpoint` prints the checkpoint, which is JSON. `work` prints at its end
+`{"ended": "done"|"failed"|"idle"|"once"|"stopped", "parcels", "tasks", "lost", "took_s"}`; `lost` are parcels that did
+not count.
 """
 
 from __future__ import annotations
@@ -157,6 +160,47 @@ def restore(app: App, name: str, file: BinaryIO) -> None:
         _as_json(status),
         f"{name} is back in epoch {status.epoch + 1}, {done:,} of {status.parameters.tasks:,} tasks done",
     )
+
+
+@command(tasks)
+@click.option("--job", default="", metavar="NAME", help="Only for --on queue://NAME, and end with it: 1 if it failed.")
+@click.option("--processes", type=click.IntRange(1), default=1, show_default=True, help="How many work at once.")
+@click.option("--once", is_flag=True, help="End after one parcel of tasks each.")
+@click.option("--until-idle", is_flag=True, help="End when there is nothing to do.")
+@click.option("--max-idle", "max_idle_s", type=Duration(), metavar="TIME", help="End after so long with nothing to do.")
+def work(app: App, *, until_idle: bool, max_idle_s: float | None, **how: Any) -> int:
+    """Do the tasks of commands with --on queue that use this catalog, on any machine.
+
+    At SIGTERM and Ctrl-C it finishes what it has, or gives it back after 10 seconds.
+
+    \b
+    dsctl tasks work --processes 4
+    dsctl convert mask@v1 --to yolo --as mask-yolo --on queue          elsewhere, or in another terminal
+    """
+    if until_idle and max_idle_s is not None:
+        raise click.UsageError("--until-idle is --max-idle 0s: give one of them")
+
+    def say(done: Any) -> None:
+        what = f"{done.job}: {count(done.tasks, 'task')} in {done.took_s:.1f} s"
+        if done.problem:
+            app.out.warning(f"{what} do not count: {done.problem}")
+        else:
+            app.out.line(printable(what))
+
+    ended = api.work_on_queue(settings=app.settings, say=say, max_idle_s=0.0 if until_idle else max_idle_s, **how)
+    app.out.result(
+        ended._asdict(), f"{_ENDED[ended.ended]}: {count(ended.tasks, 'task')} in {count(ended.parcels, 'parcel')}"
+    )
+    return int(ended.ended == "failed")
+
+
+_ENDED = {
+    "done": "the job is done",
+    "failed": "the job has failed",
+    "idle": "nothing to do",
+    "once": "done",
+    "stopped": "stopped",
+}
 
 
 def _queue(app: App, name: str) -> api.TaskQueue:

@@ -25,7 +25,7 @@ from typing import Any
 import pytest
 
 from datacache.catalog.open import open_task_store
-from datacache.catalog.tasks.base import Leased, StepCount, TaskStore
+from datacache.catalog.tasks.base import Leased, NewTask, StepCount, TaskStore
 from datacache.core.errors import LeaseLostError, TasksError, UsageError
 from datacache.loaders.tasks.images import MarkingQueue, QueuedImage, QueueProgress, list_marking_queues
 from datacache.loaders.tasks.queue import Span, Task, TaskParameters, TaskQueue, Wait
@@ -325,6 +325,31 @@ class TasksConformance:
         store.begin_epoch(queue)
         store.make(queue, "claim", list)
         assert TaskQueue(store, "job").status().finished
+
+    def test_tasks_can_be_added_once_and_dropped_and_other_generations_get_none(self, store: TaskStore) -> None:
+        made = store.create("work", 7, "{}", b"")
+        assert store.make(made, "claim", list)
+        queue = store.queue("work")
+        assert queue is not None
+        new = [NewTask(0, number, place, "n", 0, 1) for place, number in enumerate((2**61 + 5, 1, 9))]
+        for _again in range(2):
+            store.add(queue, new)
+        first = store.lease(queue, "w", "a", lease_s=3600, max_lost=3)
+        assert first is not None
+        assert first.number == 2**61 + 5
+        store.report(first, 1, lease_s=3600)
+        store.add(queue, new)
+        assert [task.number for task in store.tasks(queue, "done")] == [first.number]
+        second = store.lease(queue, "w", "b", lease_s=3600, max_lost=3)
+        assert second is not None
+        store.drop(queue, [second.number, first.number, 12345])
+        with pytest.raises(LeaseLostError):
+            store.report(second, 1, lease_s=3600)
+        assert [task.number for task in store.progress(queue)] == [9]
+        store.add(queue._replace(generation=8), new)
+        assert store.remove("work")
+        store.add(queue, new)
+        assert store.progress(queue) == []
 
     # --- failures -------------------------------------------------------------------------------------------
 

@@ -1,10 +1,10 @@
 """Task queues in the catalog's database: the protocol of a storage, and the values it takes and gives.
 
-`loaders/tasks/queue.py` has the logic and is the only user; `sqlite` and `mongo` implement the protocol, and
-`tests/conformance/tasks.py` is the suite that they pass. Every call is one atomic step, or several, of which the next
-caller completes those of a killed one (`docs/CONCURRENCY.md`). All are idempotent, so a caller that does not know
-whether a call was done repeats it with the same arguments. The clock is the database's. Calls are safe from several
-threads and after `fork()`, and a storage can be pickled.
+`loaders/tasks/queue.py` has the logic of training tasks, `executors/queue` that of work for other machines; `sqlite`
+and `mongo` implement the protocol, and `tests/conformance/tasks.py` is the suite that they pass. Every call is one
+atomic step, or several, of which the next caller completes those of a killed one (`docs/CONCURRENCY.md`). All are
+idempotent, so a caller that does not know whether a call was done repeats it with the same arguments. The clock is the
+database's. Calls are safe from several threads and after `fork()`, and a storage can be pickled.
 
 A queue has a *generation*, a random number that is drawn when it is made, reset or restored. Tasks belong to a
 generation: those of an earlier one are gone, and a worker that still holds one finds its lease lost.
@@ -19,6 +19,8 @@ from datacache.core.errors import LeaseLostError
 
 TODO, DOING, DONE, FAILED = "todo", "doing", "done", "failed"
 
+WORK = "work:"
+"""What the names of queues of work begin with; names of other queues have no colon."""
 ERRORS_KEPT = 10
 """Of each task, the newest."""
 ERROR_CHARACTERS = 2000
@@ -171,6 +173,15 @@ class TaskStore(Protocol):
         """Make the tasks of the epoch, and remove done tasks of the epochs before the last one. Return whether the
         tasks are made now; False while another worker makes them. Of many workers that try at once one does it; if that
         one is killed, another goes on. `tasks` gives all workers the same tasks."""
+        ...
+
+    def add(self, queue: QueueRecord, tasks: Sequence[NewTask]) -> None:
+        """Put tasks of the queue's epoch, which are made, beside the others. Those whose numbers are there stay as they
+        are. Changes nothing where the queue is gone or of another generation."""
+        ...
+
+    def drop(self, queue: QueueRecord, numbers: Sequence[int]) -> None:
+        """Remove tasks of the queue's epoch by number, whatever their state. Their leases are lost."""
         ...
 
     def lease(

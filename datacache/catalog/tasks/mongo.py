@@ -173,6 +173,17 @@ class MongoTasks(TaskStore):
             )
         return True
 
+    def add(self, queue: QueueRecord, tasks: Sequence[NewTask]) -> None:
+        """See `TaskStore.add`. Where the queue is removed at the same moment, tasks may stay that nobody finds."""
+        if self.queue(queue.name) == queue:
+            with self._database.errors():
+                self._insert(queue, tasks)
+
+    def drop(self, queue: QueueRecord, numbers: Sequence[int]) -> None:
+        ids = [_task_id(queue.generation, queue.epoch, number) for number in numbers]
+        with self._database.errors():
+            retried(lambda: self._tasks.delete_many({"_id": {"$in": ids}}))
+
     def _extend(self, queue: QueueRecord, claim: str) -> bool:
         """Become, or stay, the maker for the next seconds. Return False where another one is."""
         free = {"$or": [{"maker": claim}, {"$expr": {"$lte": ["$maker_until", "$$NOW"]}}]}

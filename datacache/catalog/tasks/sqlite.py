@@ -50,6 +50,8 @@ _AHEAD = f"""{_STATE} INDEXED BY tasks_by_lease WHERE generation = ? AND state =
     ORDER BY until_s LIMIT 1"""
 _CLAIMED = f"{_STATE} INDEXED BY tasks_by_claim WHERE generation = ? AND state = 'doing' AND claim = ?"
 _ONE = "generation = ? AND epoch = ? AND number = ?"
+_NEW = """INSERT OR IGNORE INTO tasks (generation, epoch, number, place, name, start, records, position, state, errors)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
 
 
 class SqliteTasks(TaskStore):
@@ -133,21 +135,27 @@ class SqliteTasks(TaskStore):
         del claim  # one transaction makes them all, so nobody needs to be their maker
         if self.queue(queue.name) != queue:
             return True  # another worker was quicker, or the queue went on
-        rows = [(queue.generation, *task[:-1], json.dumps(task.errors)) for task in tasks()]
+        rows = _rows(queue, tasks())
         with self._catalog.writing(durable=True) as connection:
             if _queue(connection, queue.name) != queue:
                 return True
-            connection.executemany(
-                """INSERT INTO tasks (generation, epoch, number, place, name, start, records, position, state, errors)
-                VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)""",
-                rows,
-            )
+            connection.executemany(_NEW, rows)
             connection.execute(
                 "DELETE FROM tasks WHERE generation = ? AND state = ? AND epoch < ?",
                 (queue.generation, DONE, queue.epoch - 1),
             )
             connection.execute("UPDATE task_queues SET made = 1, checkpoint = x'' WHERE name = ?", (queue.name,))
         return True
+
+    def add(self, queue: QueueRecord, tasks: Sequence[NewTask]) -> None:
+        with self._catalog.writing(durable=True) as connection:
+            if _queue(connection, queue.name) == queue:
+                connection.executemany(_NEW, _rows(queue, tasks))
+
+    def drop(self, queue: QueueRecord, numbers: Sequence[int]) -> None:
+        with self._catalog.writing(durable=True) as connection:
+            keys = [(queue.generation, queue.epoch, number) for number in numbers]
+            connection.executemany(f"DELETE FROM tasks WHERE {_ONE}", keys)  # noqa: S608
 
     # --- leases ---------------------------------------------------------------------------------------------
 
@@ -288,6 +296,10 @@ def _take_over(
         _update(connection, lease, "state = ?, lost = lost + 1, errors = ?", (state, errors))
         if state == DOING:
             return task
+
+
+def _rows(queue: QueueRecord, tasks: Sequence[NewTask]) -> list[tuple[Any, ...]]:
+    return [(queue.generation, *task[:-1], json.dumps(task.errors)) for task in tasks]
 
 
 def _queue(connection: sqlite3.Connection, name: str) -> QueueRecord | None:

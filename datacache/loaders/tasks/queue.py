@@ -31,6 +31,7 @@ from datacache.catalog.refs import check_name
 from datacache.catalog.tasks.base import (
     DOING,
     FAILED,
+    WORK,
     Count,
     Leased,
     NewTask,
@@ -339,8 +340,8 @@ class TaskQueue:
 
 
 def list_queues(store: TaskStore) -> list[TaskStatus]:
-    """Return all queues, by name."""
-    return [_status(store, queue) for queue in store.queues()]
+    """Return all queues, by name; none of work for other machines (`executors.queue`)."""
+    return [_status(store, queue) for queue in store.queues() if not queue.name.startswith(WORK)]
 
 
 def worker_name() -> str:

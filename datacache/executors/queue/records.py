@@ -1,0 +1,211 @@
+"""What clients and workers of the queue write into the catalog: who is there, and the bytes of parcels. Documents:
+
+    work-job      NAME → who has the job, until when, and how it ended
+    work-worker   worker → which job it works for ('' for any), and until when
+    work-bytes    NAME/… → a worker's code, tasks or answers, packed, in pieces
+
+A job is one task queue as well, `queue_name(job)`, whose tasks are parcels. Times are by the clock that all users of
+the catalog share. The catalog is given without a cache of this node. Any thread may call.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+import time
+from base64 import b64decode, b64encode
+from typing import NamedTuple
+
+from datacache.catalog.base import Catalog
+from datacache.catalog.leases import all_documents
+from datacache.catalog.tasks.base import WORK, QueueRecord, TaskStore
+from datacache.core.errors import DatacacheError, TasksError, UsageError
+from datacache.core.packed import pack, unpack
+
+JOBS, WORKERS, BYTES = "work-job", "work-worker", "work-bytes"
+RUNNING, DONE, FAILED = "running", "done", "failed"
+JOB_LEASE_S = 30.0
+WORKER_LEASE_S = 20.0
+KEPT_S = 3600.0
+"""A job whose client has died is there for so long, to be taken up; one that has ended, to be seen by its workers."""
+_TAKE_S = 0.5
+_PIECE = 4 * 2**20
+"""Characters. A document of MongoDB has 16 MiB at most."""
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+
+class QueueJob(NamedTuple):
+    """A job as it was at one moment."""
+
+    name: str
+    token: str
+    """Drawn whenever a client takes the job."""
+    by: str
+    until_s: float
+    state: str
+
+
+def check_job(name: str) -> str:
+    """Return `name` if it can name a job; raise `UsageError` otherwise."""
+    if not _NAME.fullmatch(name):
+        raise UsageError(f"{name!r} cannot name a job", hint="Use letters, digits, '.', '_' and '-'.")
+    return name
+
+
+def queue_name(job: str) -> str:
+    """Return the name of a job's task queue, which no queue of training tasks can have."""
+    return f"{WORK}{job}"
+
+
+def take_job(catalog: Catalog, name: str, by: str) -> QueueJob:
+    """Take a job that nobody has. Wait for the lease of a client to end that may have died; `TasksError` where it
+    lives."""
+    held = None
+    while True:
+        text = catalog.document(JOBS, name)
+        now_s = catalog.now_s()
+        if text is not None and (old := _job(name, text)).state == RUNNING and old.until_s > now_s:
+            if held not in (None, text):
+                raise TasksError(f"{old.by} does the job {name} now", hint="Wait for its end, or take another name.")
+            held = text
+            time.sleep(_TAKE_S)
+            continue
+        job = QueueJob(name, secrets.token_hex(8), by, now_s + JOB_LEASE_S, RUNNING)
+        if catalog.set_document(JOBS, name, _text(job), old=text):
+            return job
+
+
+def renew_job(catalog: Catalog, job: QueueJob, state: str = RUNNING) -> QueueJob:
+    """Hold a job for longer, or end it. `TasksError` where it was lost."""
+    until_s = catalog.now_s() + (JOB_LEASE_S if state == RUNNING else KEPT_S)
+    new = job._replace(until_s=until_s, state=state)
+    if not catalog.set_document(JOBS, job.name, _text(new), old=_text(job)):
+        raise TasksError(f"the job {job.name} was taken over or removed", hint="Run the command again: it goes on.")
+    return new
+
+
+def jobs(catalog: Catalog) -> dict[str, QueueJob]:
+    """Return all jobs, by name."""
+    return {name: _job(name, text) for name, text in all_documents(catalog.documents, JOBS)}
+
+
+def running(catalog: Catalog) -> list[str]:
+    """Return the names of the jobs whose clients live."""
+    now_s = catalog.now_s()
+    return [job.name for job in jobs(catalog).values() if job.state == RUNNING and job.until_s > now_s]
+
+
+def forget_job(catalog: Catalog, store: TaskStore, name: str) -> None:
+    """Remove a job's parcels; who had it stays noted."""
+    store.remove(queue_name(name))
+    end = f"{name}0"  # '0' follows '/'
+    while page := catalog.documents(BYTES, after=f"{name}/", limit=4):
+        for key, _piece in page:
+            if key >= end:
+                return
+            catalog.remove_document(BYTES, key)
+
+
+def forget_old(catalog: Catalog, store: TaskStore) -> None:
+    """Remove jobs that nobody has taken up, or that ended long ago, and workers that are gone."""
+    now_s = catalog.now_s()
+    for name, text in list(all_documents(catalog.documents, JOBS)):
+        job = _job(name, text)
+        if job.until_s + (KEPT_S if job.state == RUNNING else 0.0) < now_s and catalog.remove_document(
+            JOBS, name, old=text
+        ):
+            forget_job(catalog, store, name)
+    for name, text in list(all_documents(catalog.documents, WORKERS)):
+        if _worker(text)[1] + KEPT_S < now_s:
+            catalog.remove_document(WORKERS, name, old=text)
+
+
+def renew_worker(catalog: Catalog, name: str, job: str) -> None:
+    """Note that a worker lives."""
+    text = json.dumps({"version": 1, "job": job, "until_s": catalog.now_s() + WORKER_LEASE_S})
+    while not catalog.set_document(WORKERS, name, text, old=catalog.document(WORKERS, name)):
+        pass  # by itself, an answer was lost
+
+
+def remove_worker(catalog: Catalog, name: str) -> None:
+    """Note that a worker ends."""
+    catalog.remove_document(WORKERS, name)
+
+
+def count_workers(catalog: Catalog, job: str) -> int:
+    """Return how many workers live that do tasks of a job."""
+    now_s = catalog.now_s()
+    found = (_worker(text) for _name, text in all_documents(catalog.documents, WORKERS))
+    return sum(for_job in ("", job) and until_s > now_s for for_job, until_s in found)
+
+
+def put_bytes(catalog: Catalog, key: str, data: bytes) -> None:
+    """Keep bytes under a key, unless it has some."""
+    text = b64encode(pack(data)).decode()
+    pieces = [text[at : at + _PIECE] for at in range(0, len(text), _PIECE)] or [""]
+    for number, piece in reversed(list(enumerate(pieces))):  # the first, by which the others are found, is last
+        catalog.set_document(BYTES, f"{key}/{number}", f"{len(pieces)}:{piece}", old=None)
+
+
+def get_bytes(catalog: Catalog, key: str) -> bytes | None:
+    """Return the bytes under a key; None where some are missing. `DatacacheError` where they are damaged."""
+    pieces: list[str] = []
+    count = 1
+    while len(pieces) < count:
+        text = catalog.document(BYTES, f"{key}/{len(pieces)}")
+        if text is None:
+            return None
+        number, _, piece = text.partition(":")
+        pieces.append(piece)
+        try:
+            count = int(number)
+        except ValueError:
+            raise _damaged(key) from None
+    try:
+        return unpack(b64decode("".join(pieces), validate=True))
+    except ValueError as exc:
+        raise _damaged(key) from exc
+
+
+def remove_bytes(catalog: Catalog, key: str) -> None:
+    """Remove the bytes under a key."""
+    number = 0
+    while catalog.remove_document(BYTES, f"{key}/{number}"):
+        number += 1
+
+
+def _damaged(key: str) -> DatacacheError:
+    return DatacacheError(f"the catalog's {BYTES}/{key} is damaged", hint="Run the command again: it is sent anew.")
+
+
+def _text(job: QueueJob) -> str:
+    return json.dumps({"version": 1, **job._asdict()})
+
+
+def _job(name: str, text: str) -> QueueJob:
+    """Return a job; one that nobody has for what is none."""
+    try:
+        found = json.loads(text)
+        return QueueJob(name, str(found["token"]), str(found["by"]), float(found["until_s"]), str(found["state"]))
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return QueueJob(name, "", "", 0.0, "")
+
+
+def _worker(text: str) -> tuple[str, float]:
+    try:
+        found = json.loads(text)
+        return str(found["job"]), float(found["until_s"])
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return "?", 0.0
+
+
+def parameters_text(lease_s: float, max_lost: int) -> str:
+    """Return the parameters of a job's queue."""
+    return json.dumps({"lease_s": lease_s, "max_lost": max_lost})
+
+
+def parameters(queue: QueueRecord) -> tuple[float, int]:
+    """Return how long leases of a job's tasks are, and how often one may be lost."""
+    found = json.loads(queue.parameters)
+    return float(found["lease_s"]), int(found["max_lost"])
