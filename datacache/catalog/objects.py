@@ -177,6 +177,10 @@ class _ElsewhereWriter(ObjectWriter):
         self._fresh, self._clock = {}, None
         self.source = source  # in place of the property
 
+    def put(self, data: bytes) -> Stored:
+        self._fresh = {}  # this process outlives creations, and what one has stored may be gone in the next
+        return super().put(data)
+
     def __reduce__(self) -> tuple[object, ...]:
         return (_ElsewhereWriter, (self._settings, self.source))
 
