@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import re
 import signal
 import sys
 from contextlib import ExitStack, closing
@@ -111,6 +112,20 @@ def _parser() -> argparse.ArgumentParser:
         help="of a controller: label the nodes with what they hold of snapshots (cache.datacache.io/…), so that pods "
         "can prefer nodes where their data is",
     )
+    parser.add_argument(
+        "--datasets",
+        type=_pod_template,
+        metavar="NAMESPACE/NAME",
+        help="serve DataSet resources; the PodTemplate of the Jobs that make their snapshots, with a container dsctl",
+    )
+    parser.add_argument(
+        "--dataset-source",
+        action="append",
+        default=[],
+        metavar="PREFIX",
+        help="a bucket, or a prefix in one, that DataSets may name beside those of --allow-bucket; written in the same "
+        "way, several times",
+    )
     parser.add_argument("--metrics-port", type=int, metavar="N", help="serve metrics for Prometheus on this TCP port")
     parser.add_argument(
         "--metrics-address",
@@ -128,6 +143,12 @@ def _socket(text: str) -> Path:
     if scheme != "unix" or not rest.startswith("/") or rest.endswith("/"):
         raise argparse.ArgumentTypeError(f"{text!r} is no Unix socket: write unix:///PATH/csi.sock, with a whole path")
     return Path(rest)
+
+
+def _pod_template(text: str) -> str:
+    if not re.fullmatch(r"[a-z0-9-]+/[a-z0-9.-]+", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no PodTemplate: write NAMESPACE/NAME")
+    return text
 
 
 def _serve(arguments: argparse.Namespace) -> None:
@@ -163,6 +184,8 @@ def _serve(arguments: argparse.Namespace) -> None:
             if arguments.label_nodes:
                 _label_nodes(settings, api, stack)
             services["Controller"] = stack.enter_context(closing(ControllerService(settings, api, rules)))
+            if arguments.datasets is not None:
+                _serve_datasets(arguments, settings, api, stack)
         if arguments.mode != "controller":
             services["Node"] = node = stack.enter_context(closing(NodeService(settings, arguments.node_id, rules, api)))
             node.start()
@@ -204,6 +227,17 @@ def _label_nodes(settings: Settings, api: KubeApi | None, stack: ExitStack) -> N
         raise SettingsError("--label-nodes needs a Kubernetes API", hint="Run it in a cluster, or with --kubeconfig.")
     labels = stack.enter_context(closing(NodeLabels(settings, api)))
     labels.start()
+
+
+def _serve_datasets(arguments: argparse.Namespace, settings: Settings, api: KubeApi | None, stack: ExitStack) -> None:
+    from csi_driver.datasets.reconciler import DatasetReconciler
+    from csi_driver.resolve import BucketRules
+
+    if api is None:
+        raise SettingsError("--datasets: there is no Kubernetes API here", hint="Name one with --kubeconfig FILE.")
+    rules = BucketRules([*arguments.allow_bucket, *arguments.dataset_source])
+    reconciler = stack.enter_context(closing(DatasetReconciler(settings, api, rules, arguments.datasets)))
+    reconciler.start()
 
 
 def _serve_metrics(

@@ -1,4 +1,5 @@
 """The Kubernetes API: the controller reads PVCs and StorageClasses and labels nodes, both parts write Events.
+`call` and `stream` are for other kinds of objects, such as DataSets.
 
 Through the `kubernetes` package, which takes over a second to import: `warm_up` does that in a thread. Calls have a
 limit and are not repeated (the provisioner calls the driver again). Any thread. `RequestError` with UNAVAILABLE where
@@ -8,10 +9,11 @@ the API is away, FAILED_PRECONDITION where it does not let us.
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property, partial
@@ -19,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from csi_driver import DRIVER_NAME
-from csi_driver.status import precondition, unavailable
+from csi_driver.status import aborted, invalid, precondition, unavailable
 from datacache.core.errors import SettingsError
 
 READ_TIMEOUT_S = (3.0, 5.0)
@@ -27,8 +29,11 @@ READ_TIMEOUT_S = (3.0, 5.0)
 EVENT_TIMEOUT_S = (2.0, 3.0)
 _EVENTS_WAIT_S = 3.0
 _NODES_A_PAGE = 500
-_METADATA_ONLY = "application/json;as=PartialObjectMetadata{of};g=meta.k8s.io;v=v1,application/json"
-"""Kubernetes' API concepts, *Metadata-only fetches*."""
+_JSON, MERGE_PATCH = "application/json", "application/merge-patch+json"
+_METADATA, _LIST_OF_METADATA = (
+    f"application/json;as=PartialObjectMetadata{of};g=meta.k8s.io;v=v1,application/json" for of in ("", "List")
+)
+"""Kubernetes' API concepts, *Metadata-only fetches*. Nodes have some ten KiB each."""
 _MOST_COUNTS = 1000
 _MAX_MESSAGE = 1000
 """An Event's message has at most 1,024 bytes."""
@@ -100,8 +105,8 @@ class KubeApi:
         found: dict[str, dict[str, str]] = {}
         more = ""
         while True:
-            query = [("limit", _NODES_A_PAGE), *([("continue", more)] if more else [])]
-            page = self._ask_plain("list the nodes", "GET", "/api/v1/nodes", of="List", query=query) or {}
+            query = {"limit": str(_NODES_A_PAGE)} | ({"continue": more} if more else {})
+            page = self.call("list the nodes", "GET", "/api/v1/nodes", query=query, accept=_LIST_OF_METADATA) or {}
             for node in page.get("items") or ():
                 labels = node["metadata"].get("labels") or {}
                 found[node["metadata"]["name"]] = {key: text for key, text in labels.items() if key.startswith(prefix)}
@@ -112,7 +117,9 @@ class KubeApi:
     def label_node(self, name: str, labels: Mapping[str, str | None]) -> bool:
         """Set labels of a node, and remove those that are None. Return False if there is no such node."""
         body = {"metadata": {"labels": dict(labels)}}
-        return self._ask_plain(f"label the node {name}", "PATCH", f"/api/v1/nodes/{name}", body=body) is not None
+        what, path = f"label the node {name}", f"/api/v1/nodes/{name}"
+        found = self.call(what, "PATCH", path, body=body, content_type=MERGE_PATCH, accept=_METADATA)
+        return found is not None
 
     def warn(self, about: VolumeClaim | Pod, reason: str, message: str) -> bool:
         """Write an Event on a PVC or pod, or count it if it exists. Return False, and log, where it cannot be
@@ -192,34 +199,59 @@ class KubeApi:
         ask = partial(getattr(getattr(kinds, api)(client), call), *arguments, _request_timeout=timeout_s)
         return self._answer(what, ask, none_on=409 if call.startswith("create") else 404)
 
-    def _ask_plain(
+    def call(
         self,
         what: str,
         method: str,
         path: str,
         *,
-        of: str = "",
-        query: Sequence[tuple[str, Any]] = (),
+        query: Mapping[str, str] | None = None,
         body: Any = None,
+        content_type: str = _JSON,
+        accept: str = _JSON,
     ) -> Any:
-        """Return the JSON of an answer, with the metadata of an object alone (`of` "List": of many); None for what does
-        not exist. Nodes have some ten KiB each, and the client would take seconds to make its own objects of them."""
-        headers = {"Accept": _METADATA_ONLY.format(of=of)} | (
-            {"Content-Type": "application/merge-patch+json"} if body else {}
-        )
-        ask = partial(
-            self._client.call_api,
+        """Send a request and return the object of the answer, as JSON has it, of which the client would take long to
+        make its own objects; None where the path leads to nothing, or where what is made with POST exists. `what` says
+        what it is for.
+
+        Also raise `RequestError` with INVALID_ARGUMENT, in the API's words, for a body that it does not accept, and
+        with ABORTED where somebody else has changed the object meanwhile.
+        """
+        headers = {"Accept": accept, "Content-Type": content_type}
+
+        def ask() -> Any:
+            return json.loads(self._send(method, path, query, body, headers=headers).data)
+
+        return self._answer(what, ask, none_on=409 if method == "POST" else 404)
+
+    def stream(self, what: str, path: str, *, query: Mapping[str, str], silent_s: float) -> Any:
+        """Begin a watch and return the response of urllib3, whose lines are events; None where the path leads to
+        nothing. It ends when nothing has come for so many seconds; whoever reads it puts up with errors of urllib3 and
+        closes it."""
+        headers, timeout_s = {"Accept": _JSON}, (READ_TIMEOUT_S[0], silent_s)
+        ask = partial(self._send, "GET", path, query, headers=headers, timeout_s=timeout_s)
+        return self._answer(what, ask, none_on=404)
+
+    def _send(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str] | None,
+        body: Any = None,
+        *,
+        headers: dict[str, str],
+        timeout_s: tuple[float, float] = READ_TIMEOUT_S,
+    ) -> Any:
+        return self._client.call_api(
             path,
             method,
-            query_params=list(query),
+            query_params=list((query or {}).items()),
             header_params=headers,
             body=body,
             auth_settings=["BearerToken"],
-            response_types_map={200: "object"},
-            _return_http_data_only=True,
-            _request_timeout=READ_TIMEOUT_S,
+            _preload_content=False,
+            _request_timeout=timeout_s,
         )
-        return self._answer(what, ask, none_on=404)
 
     def _answer(self, what: str, ask: Callable[[], Any], *, none_on: int) -> Any:
         """Return an answer, None where it has the status `none_on`."""
@@ -236,7 +268,13 @@ class KubeApi:
                     f"the Kubernetes API does not let the driver {what} ({exc.status} {exc.reason}): the service "
                     "account needs the ClusterRole that the chart has for it"
                 ) from exc
+            if exc.status in (400, 422):
+                raise invalid(f"the Kubernetes API does not {what}: {_said(exc)}") from exc
+            if exc.status == 409:
+                raise aborted(f"cannot {what}: somebody else was first") from exc
             raise unavailable(f"cannot {what}: {_words(exc)}") from exc
+        except json.JSONDecodeError as exc:
+            raise unavailable(f"cannot {what}: the Kubernetes API's answer is no JSON") from exc
         except (HTTPError, OSError) as exc:
             raise unavailable(f"cannot {what}: {_words(exc)}") from exc
 
@@ -252,3 +290,11 @@ def _words(error: Exception) -> str:
     """Return a client error's text without its headers and body."""
     status = getattr(error, "status", None)
     return f"the Kubernetes API answered {status} {getattr(error, 'reason', '')}" if status else str(error)
+
+
+def _said(error: Any) -> str:
+    """Return what the API says about a body that it does not accept."""
+    try:
+        return str(json.loads(error.body)["message"])[:_MAX_MESSAGE]
+    except (ValueError, TypeError, KeyError):
+        return _words(error)

@@ -140,6 +140,8 @@ class BucketRules:
         store, prefix = split_url(url)
         places = [self._place(text, namespace) for text in self._prefixes if namespace or "${" not in text]
         anywhere = "*" in places and store.partition("://")[0] in _REMOTE
+        if {".", ".."} & set(prefix.split("/")):  # a key for us, and a way out for a server or a proxy
+            return anywhere
         return anywhere or any(f"{store}/{prefix}".startswith(place) for place in places)
 
     def describe(self, namespace: str) -> str:

@@ -30,6 +30,7 @@ RELEASE = "datacache"
 HEADER = "# Rendered from deploy/helm/datacache by scripts/render_manifests.py: change that.\n"
 MONITORING: dict[str, Any] = {"metrics": {"serviceMonitor": True, "rules": True, "dashboard": True}}
 UI: dict[str, Any] = {"ui": {"enabled": True, "hosts": ["data.example.org"], "userHeader": "X-Auth-Request-User"}}
+DATASETS: dict[str, Any] = {"datasets": {"enabled": True}}
 _JSON = """{{- define "json" }}{{ $type := printf "%T" . }}
 {{- if eq $type "string" }}{{ printf "%q" . }}{{ else if eq $type "<nil>" }}null
 {{- else if eq (printf "%.1s" $type) "m" }}{ {{- $n := 0 }}
@@ -124,6 +125,8 @@ def manifests(values: dict[str, Any]) -> dict[str, str]:
     extra = render(merge(values, MONITORING))
     files |= {f"monitoring/{name}": extra[name] for name in ("alerts.yaml", "monitoring.yaml")}
     files["ui/ui.yaml"] = render(merge(values, UI))["ui.yaml"]
+    with_datasets = render(merge(values, DATASETS))
+    files |= {f"datasets/{name}": with_datasets[name] for name in ("datasets.yaml", "controller.yaml")}
     return {name: HEADER + dump(_without_helm(objects)) for name, objects in files.items()}
 
 

@@ -150,6 +150,8 @@ if TYPE_CHECKING:
     from datacache.catalog import refs as _refs
     from datacache.catalog.access import Access as Access
     from datacache.catalog.access import access_of as access_of
+    from datacache.catalog.assigned import assign as assign
+    from datacache.catalog.assigned import assigned_to as assigned_to
     from datacache.catalog.base import Catalog as Catalog
     from datacache.catalog.gc import GarbageReport as GarbageReport
     from datacache.catalog.lock import Lock as Lock

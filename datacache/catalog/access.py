@@ -133,6 +133,18 @@ def set_access(
             return access
 
 
+def declare_access(catalog: Catalog, dataset: str, access: Access) -> None:
+    """Make `access` the list of a data set, which need not exist yet: so it is closed before it can be seen."""
+    for namespace in (*access.allowed, *access.denied):
+        check_namespace(namespace)
+    while True:
+        old = catalog.document(KIND, check_name(dataset))
+        made_of = _parse(old, dataset, "all").made_of
+        text = _text(replace(access, listed=True, made_of=made_of))
+        if text == old or catalog.set_document(KIND, dataset, text, old=old):
+            return
+
+
 def inherit_access(catalog: Catalog, dataset: str, inputs: Iterable[str]) -> None:
     """Open a data set only to those who may have all of `inputs` (names), and log a change. Call it before the commit
     of a snapshot that is made of them."""

@@ -1,6 +1,8 @@
-"""`dsctl k8s`: what to give to `kubectl apply`, and what the catalog keeps of volumes that nobody provisioned.
+"""`dsctl k8s`: what to give to `kubectl apply`, and what the catalog keeps of volumes that nobody provisioned and of
+DataSet resources.
 
-With `--json`, `pvc` prints a `List` of the same objects, which kubectl takes as well; `forget` `{"handle", "known"}`.
+With `--json`, `pvc` prints a `List` of the same objects, which kubectl takes as well; `forget` `{"handle", "known"}`;
+`assign` `{"name", "resource"}`, where the resource is null for none.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from typing import Any
 import click
 
 from datacache import api
-from dataset_cli.app import App, command
+from dataset_cli.app import App, DatasetName, command
 from dataset_cli.commands.quota import quota
 
 _DATASET_CLASS, _BUCKET_CLASS = "datacache-dataset", "datacache-bucket"
@@ -23,7 +25,7 @@ _POD_IMAGE = "busybox:1.37.0"
 
 @click.group()
 def k8s() -> None:
-    """Print PVCs of snapshots and buckets; forget what a static PV meant."""
+    """Print PVCs of snapshots and buckets; forget what a static PV meant; give a data set to a DataSet."""
 
 
 k8s.add_command(quota)
@@ -139,6 +141,29 @@ def forget(app: App, /, *, handle: str) -> None:
         known = api.forget_volume(catalog, handle)
     words = "its reference is resolved anew when it is mounted next" if known else "nothing is known of it"
     app.out.result({"handle": handle, "known": known}, f"{handle}: {words}")
+
+
+@command(k8s)
+@click.argument("name", type=DatasetName())
+@click.argument("resource", metavar="[NAMESPACE/NAME]", required=False)
+@click.option("--none", "to_none", is_flag=True, help="Take it from the one that has it.")
+def assign(app: App, /, *, name: str, resource: str | None, to_none: bool) -> None:
+    """Show which DataSet resource makes a data set's versions, or give it to another one.
+
+    A DataSet gets a name that nobody has, and keeps it when it is deleted. One that a person has made, or that is
+    another namespace's, it gets by this alone:
+
+    \b
+    dsctl k8s assign mask team-a/faces
+    """
+    if resource and to_none:
+        raise click.UsageError("name a resource, or --none")
+    with app.catalog() as catalog:
+        if resource or to_none:
+            api.assign(catalog, name, resource or "")
+        found = api.assigned_to(catalog, name)
+    words = f"is made by the DataSet {found}" if found else "is made by no DataSet"
+    app.out.result({"name": name, "resource": found or None}, f"{name} {words}")
 
 
 def _name_of(text: str) -> str:

@@ -21,7 +21,7 @@ class ApiServer:
     """`claims`, `classes` and `events` are what it holds; `fail` is a status, or "hang", for paths with `failing` in
     them."""
 
-    def __init__(self) -> None:
+    def __init__(self, handler: type[ApiHandler] | None = None) -> None:
         self.claims: dict[str, dict[str, Any]] = {}
         self.classes: dict[str, dict[str, Any]] = {}
         self.events: dict[str, dict[str, Any]] = {}
@@ -33,7 +33,7 @@ class ApiServer:
         self.fail: int | str = 0
         self.failing = ""
         self._go_on, self._came = threading.Event(), threading.Condition()
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"api": self}))
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (handler or ApiHandler,), {"api": self}))
         self._server.daemon_threads = True
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
@@ -108,8 +108,10 @@ class ApiServer:
         self._server.server_close()
 
 
-class _Handler(BaseHTTPRequestHandler):
-    api: ApiServer
+class ApiHandler(BaseHTTPRequestHandler):
+    """Answer requests out of what `api` holds."""
+
+    api: Any
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:

@@ -21,6 +21,7 @@ from datacache.settings import Settings, load_settings
 from datacache.web.access import HEALTH
 from dataset_cli.commands.k8s import _name_of
 from scripts import render_manifests as chart
+from tests.csi_driver.dataset_api import dataset_schema
 from tests.promises import promise
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -235,6 +236,9 @@ VALUES: dict[str, dict[str, Any]] = {
         }
     },
     "a cluster in zones": {"cluster": {"enabled": True}},
+    "data sets": {
+        "datasets": {"enabled": True, "sources": ["s3://faces/", "s3://lab/${pvc.namespace}/"], "tolerations": []}
+    },
     "a page": {"ui": {"enabled": True, "hosts": ["data.example.org"]}},
     "a page behind a proxy": {
         "catalog": {"secret": "datacache-catalog"},
@@ -288,7 +292,9 @@ def kind(name: str, kind: str) -> list[dict[str, Any]]:
 @cache
 def validate(text: str) -> None:
     each = json.loads(text)
-    if each["kind"] in OTHER_SCHEMAS:
+    if each["kind"] == "DataSet":
+        jsonschema.validate(each, dataset_schema())
+    elif each["kind"] in OTHER_SCHEMAS:
         jsonschema.validate(each, OTHER_SCHEMAS[each["kind"]])
     else:
         kubernetes_validate.validate(each, VERSION, strict=True)
@@ -367,6 +373,8 @@ def test_kubernetes_schemas_accept_every_example(path: Path) -> None:
         {"cluster": {"mode": "mirror"}},
         {"home": "relative"},
         {"nodes": {}},
+        {"datasets": {"sources": ["faces"]}},
+        {"datasets": {"deadlineSeconds": 1}},
         {"ui": {"enabled": True}},
         {"ui": {"enabled": True, "hosts": ["data.example.org:443"]}},
         {"ui": {"ingress": {"enabled": True}}},
@@ -398,7 +406,15 @@ def test_the_schemas_patterns_are_such_as_helms_regular_expressions_understand()
 def test_values_of_an_older_chart_are_refused_with_the_way_out_and_documents_keep_clear_of_them() -> None:
     """`helm upgrade --reuse-values` gives a new chart the old one's defaults, and none of its own."""
     reused = chart.default_values()
-    del reused["cluster"], reused["ui"], reused["openshift"], reused["nodePools"], reused["global"], reused["dnsPolicy"]
+    del (
+        reused["cluster"],
+        reused["ui"],
+        reused["datasets"],
+        reused["openshift"],
+        reused["nodePools"],
+        reused["global"],
+        reused["dnsPolicy"],
+    )
     del reused["logLevel"], reused["extraEnv"], reused["restartOnSecretChange"], reused["node"]["podLabels"]
     reused["provisioner"]["image"] = "registry.k8s.io/sig-storage/csi-provisioner:v6.2.0"
     del reused["networkPolicies"], reused["metrics"]["address"], reused["mongodb"]["secret"], reused["image"]["digest"]
