@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -104,6 +105,8 @@ class Driver:
                     self._logged.notify_all()
                 if "answering on" in line:
                     answering.set()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # or it would look as if it lived
+            process.wait(START_TIMEOUT_S)
         answering.set()
 
     @property
