@@ -49,6 +49,7 @@ def create_snapshot(
     follow_links: bool = False,
     attributes: bool = False,
     links: Links | None = None,
+    processes: int | None = None,
     settings: Settings | None = None,
     progress: Callable[[int, int], None] | None = None,
     **naming: Unpack[NamingOptions],
@@ -67,6 +68,9 @@ def create_snapshot(
     record's `warnings` say, and `links` counts where it is given; `follow_links` takes what is there along.
     `attributes` keeps permissions, and links that a read-write mount or s3fs-fuse wrote into a bucket, at the cost of a
     request for each object.
+
+    A prefix of `s3://` with more than some thousand objects is listed by worker processes, which are made by `fork()`:
+    `processes` of them, a few more than there are cores if it is None, none with 1.
     """
     from datacache.catalog.create import THREADS, ListedPlace, ObjectAttributes, create_copied_snapshot
     from datacache.catalog.create import create_snapshot as create
@@ -100,6 +104,7 @@ def create_snapshot(
             progress=progress,
             look=look,
             warnings=lambda: _links_warnings(links, store_url),
+            processes=processes,
         )
         if not (copy or pin):
             return create(catalog, place, named)

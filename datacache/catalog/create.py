@@ -16,19 +16,20 @@ from __future__ import annotations
 import os
 import posixpath
 import stat
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 
 from datacache.catalog.base import Catalog
 from datacache.catalog.commit import check_target, commit_manifest, known_blobs
+from datacache.catalog.listing import encode, entry_of, pages_and_parts
 from datacache.catalog.objects import MAX_OBJECT_BYTES, ObjectWriter
 from datacache.core.concurrency import map_in_threads
 from datacache.core.errors import CorruptManifestError, ObjectNotFoundError, StoredObjectsGoneError, UsageError
 from datacache.core.ids import ObjectRef
 from datacache.core.paths import stays_inside
-from datacache.manifest.builder import ManifestBuilder, sorted_entries
-from datacache.manifest.model import Entry, Lineage, Naming, SnapshotRecord, Source
+from datacache.manifest.builder import ManifestBuilder, ManifestPart, sorted_entries
+from datacache.manifest.model import BlobId, Entry, Lineage, Naming, SnapshotRecord, Source
 from datacache.manifest.reader import Manifest, root_of
 from datacache.store.base import ObjectInfo, ObjectStore
 from datacache.store.bodies import read_whole
@@ -66,27 +67,50 @@ class ListedPlace:
     """Gives the objects of a page with their attributes."""
     warnings: Callable[[], Sequence[str]] = tuple
     """Called after the listing."""
+    processes: int | None = None
+    """How many list a bucket that has many objects; None for a few more than there are cores."""
 
     def entries(self) -> Iterator[Entry]:
+        """Yield all entries in order."""
         return self._listed() if self.store.sorted_listing else iter(sorted_entries(self._listed()))
 
     def _listed(self) -> Iterator[Entry]:
-        skip = len(self.prefix)
         files = size = 0
         for page in self.store.list(self.prefix):
-            for info in page if self.look is None else self.look(page):
-                path = info.key[skip:]
-                if not path:
-                    continue  # the prefix's own folder marker
-                files += 1
-                size += info.size_bytes
-                entry = Entry(_encode(path), info.size_bytes, info.mtime_ns, info.etag, info.version)
-                if info.target or info.at or info.mode:
-                    key = _encode(info.at) or None
-                    entry = entry._replace(key=key, mode=info.mode, target=_encode(info.target))
-                yield entry
-            if self.progress is not None:
-                self.progress(files, size)
+            entries = self._entries_of(page)
+            yield from entries
+            files, size = self._done(files + len(entries), size + sum(entry.size_bytes for entry in entries))
+
+    def _entries_of(self, page: list[ObjectInfo]) -> list[Entry]:
+        skip = len(self.prefix)
+        infos = page if self.look is None else self.look(page)
+        # The prefix's own folder marker has no path.
+        return [entry_of(info, skip) for info in infos if len(info.key) > skip]
+
+    def _done(self, files: int, size_bytes: int) -> tuple[int, int]:
+        if self.progress is not None:
+            self.progress(files, size_bytes)
+        return files, size_bytes
+
+    def fill(self, builder: ManifestBuilder, source: Source, known: Collection[BlobId]) -> None:
+        """Add all entries to a builder. Where a bucket has many, several processes list them."""
+        if self.look is not None or not self.store.sorted_listing:
+            for entry in self.entries():
+                builder.add(entry)
+            return
+        files = size = 0
+        found = pages_and_parts(self.store, self.prefix, source, known=known, processes=self.processes)
+        for each in found:
+            if isinstance(each, ManifestPart):
+                builder.add_part(each)
+                files += sum(sealed.info.rows for sealed in each.ranges)
+                size += sum(sealed.total_bytes for sealed in each.ranges)
+            else:
+                for entry in (entries := self._entries_of(each)):
+                    builder.add(entry)
+                files += len(entries)
+                size += sum(entry.size_bytes for entry in entries)
+            self._done(files, size)
 
 
 def create_snapshot(
@@ -109,9 +133,12 @@ def create_snapshot(
     while True:
         try:
             builder = ManifestBuilder([source], catalog.put_blobs, known=known)
-            with closing(copier.copied(place) if copier is not None else _plain(place)) as entries:
-                for entry in entries:
-                    builder.add(entry)
+            if copier is None:
+                place.fill(builder, source, known)
+            else:
+                with closing(copier.copied(place)) as entries:
+                    for entry in entries:
+                        builder.add(entry)
             if builder.empty:
                 what = "the bucket's name and the prefix" if not place.store.url.startswith("file:") else "the path"
                 raise ObjectNotFoundError(
@@ -134,14 +161,6 @@ def create_snapshot(
                 raise
             again = bool(known)
             known = frozenset()
-
-
-def _plain(place: ListedPlace) -> Generator[Entry, None, None]:
-    yield from place.entries()
-
-
-def _encode(text: str) -> bytes:
-    return text.encode("utf-8", "surrogateescape")
 
 
 # --- copies ----------------------------------------------------------------------------------------------------------
@@ -260,7 +279,7 @@ class Copier:
                 hint="Without --copy, snapshots refer to objects of any size.",
             )
         stored = self.writer.put(read_whole(store, ref, _PART_BYTES))
-        return entry._replace(etag=entry.etag or stored.hex, version="", key=_encode(stored.key))
+        return entry._replace(etag=entry.etag or stored.hex, version="", key=encode(stored.key))
 
 
 def _unchanged(before: Entry, entry: Entry) -> bool:

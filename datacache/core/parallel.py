@@ -1,7 +1,7 @@
 """Work spread over processes, results in order: the same whatever the number of processes.
 
-Used by the annotation index, image operations, shards and the import of videos. Worker processes are made by `fork()`,
-so the worker reaches them without being copied, and whatever holds connections opens its own there
+Used by the annotation index, image operations, shards, the import of videos and listings. Worker processes are made by
+`fork()`, so the worker reaches them without being copied, and whatever holds connections opens its own there
 (`core.concurrency.PerProcess`).
 """
 
@@ -13,9 +13,10 @@ import multiprocessing
 import os
 import signal
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from itertools import chain, islice
 from typing import Any, TypeVar
 
@@ -54,16 +55,24 @@ def ordered_map(
     if count < 2 or len(ahead) < 2 or multiprocessing.current_process().daemon:
         yield from map(worker.work, tasks)
         return
+    with working_processes(worker, count) as submit:
+        waiting: deque[Future[_R_co]] = deque()
+        for task in tasks:
+            waiting.append(submit(task))
+            if len(waiting) >= count * _AHEAD:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+
+
+@contextmanager
+def working_processes(worker: Worker[_T_contra, _R_co], count: int) -> Iterator[Callable[[_T_contra], Future[_R_co]]]:
+    """Give a function that has one of `count` processes do a task. They end with the block, and what is in flight is
+    abandoned. `DatacacheError` within it if one was killed."""
     context = multiprocessing.get_context("fork")
     with ProcessPoolExecutor(count, context, _begin_process, (os.getpid(), worker)) as pool:
-        waiting: deque[Future[_R_co]] = deque()
         try:
-            for task in tasks:
-                waiting.append(pool.submit(_work, task))
-                if len(waiting) >= count * _AHEAD:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
+            yield lambda task: pool.submit(_work, task)
         except BrokenProcessPool as exc:
             raise DatacacheError(
                 "a worker process was killed", hint="Was memory short? (dmesg) What is done stays done: run it again."

@@ -13,7 +13,7 @@ import re
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from operator import attrgetter
-from typing import IO, Any, Generic, TypeVar
+from typing import IO, Any, Generic, NamedTuple, TypeVar
 
 from datacache.core.errors import CatalogError, UsageError
 from datacache.core.ids import MAX_READABLE_BYTES
@@ -27,6 +27,31 @@ _SLASH = ord("/")
 _MAX_PATH_BYTES = 65_535
 # A component that a directory cannot hold: empty, '.', '..', with a NUL, or longer than a name may be (NAME_MAX).
 _UNSHOWABLE = re.compile(rb"(?:\A|/)\.{0,2}(?:/|\Z)|\0|[^/]{256}")
+
+
+class SealedRange(NamedTuple):
+    """A range as it is kept, and what its rows add up to."""
+
+    info: RangeInfo
+    raw: bytes
+    stored: bytes
+    """For the catalog; empty where it is known to have it."""
+    last_path: bytes
+    files: int
+    markers: int
+    total_bytes: int
+    copied: int
+    versioned: int
+
+
+class ManifestPart(NamedTuple):
+    """Entries that follow each other, cut into ranges by a `PartBuilder`. Any process can make one."""
+
+    ranges: list[SealedRange]
+    ends: bool
+    """Whether the last range ends where the part does, whatever follows."""
+    hidden: frozenset[bytes]
+    above: list[bytes]
 
 
 class ManifestBuilder:
@@ -78,6 +103,29 @@ class ManifestBuilder:
         if codec.ends_range(path, len(rows)):
             self._end_range()
 
+    def add_part(self, part: ManifestPart) -> None:
+        """Append the entries of a part. Raises as `add`.
+
+        Where a range ends depends on where the one before ended. The ranges of a part are those of the snapshot from
+        the first place on where both end one, mostly within a few; up to there the entries are added one by one."""
+        if not part.ranges:
+            return
+        first = part.ranges[0].info.first_path
+        if first <= self._last:
+            raise _unusable(first)
+        shadowed = any(first.startswith(earlier) for earlier in self._above)
+        for number, sealed in enumerate(part.ranges, 1):
+            if self._rows or shadowed or (number == len(part.ranges) and not part.ends):
+                decoded = codec.Range(sealed.raw)
+                for row in range(len(decoded.paths)):
+                    self.add(decoded.entry(row))
+            else:
+                self._take(sealed)
+                self._last = sealed.last_path
+        self._hidden |= part.hidden
+        if not shadowed:  # else some above the part are not above its own entries alone
+            self._above = list(part.above)
+
     def finish(self, *, packs: Iterable[BlobId] = ()) -> tuple[str, Root]:
         """Write the last range and the root. Return the snapshot's id (32 hex digits) and the root. `packs` are those
         that entries of `PACKS` lie in, and must have been put."""
@@ -107,19 +155,38 @@ class ManifestBuilder:
         rows, self._rows = self._rows, []
         paths = [entry.path for entry in rows]
         markers = sum(path[-1] == _SLASH for path in paths)
-        self._markers += markers
-        self._files += len(rows) - markers
         sizes = [entry.size_bytes for entry in rows]
         if max(sizes) > MAX_READABLE_BYTES:
             raise UsageError(f"{paths[sizes.index(max(sizes))]!r} of {max(sizes):,} bytes is too large for a snapshot")
-        self._bytes += sum(sizes)
         copies = frozenset(number for number, source in enumerate(self._sources) if source.content_addressed)
         files = [entry for entry in rows if entry.path[-1] != _SLASH]
-        self._copied += sum(entry.source in copies for entry in files)
-        self._versioned += sum(bool(entry.version) and entry.source not in copies for entry in files)
         if markers or _UNSHOWABLE.search(b"/".join(paths)):  # one search for all: nearly always there is none
             self._hidden.update(path for path in paths if _UNSHOWABLE.search(path.removesuffix(b"/")))
-        self._ranges.append(RangeInfo(self._put(codec.encode_range(rows)), paths[0], len(rows)))
+        raw = codec.encode_range(rows)
+        id = codec.blob_id(raw)
+        self._take(
+            SealedRange(
+                RangeInfo(id, paths[0], len(rows)),
+                raw,
+                codec.compress(raw) if id not in self._known else b"",
+                last_path=paths[-1],
+                files=len(files),
+                markers=markers,
+                total_bytes=sum(sizes),
+                copied=sum(entry.source in copies for entry in files),
+                versioned=sum(bool(entry.version) and entry.source not in copies for entry in files),
+            )
+        )
+
+    def _take(self, sealed: SealedRange) -> None:
+        self._files += sealed.files
+        self._markers += sealed.markers
+        self._bytes += sealed.total_bytes
+        self._copied += sealed.copied
+        self._versioned += sealed.versioned
+        self._ranges.append(sealed.info)
+        if sealed.stored:
+            self._pending.append((sealed.info.blob, sealed.stored))
         if len(self._pending) >= _BLOBS_AT_A_TIME:
             self._put_blobs(self._pending)
             self._pending = []
@@ -129,6 +196,24 @@ class ManifestBuilder:
         if id not in self._known:
             self._pending.append((id, codec.compress(raw)))
         return id
+
+
+class PartBuilder(ManifestBuilder):
+    """Cuts entries of a part of a snapshot into ranges and keeps them for the builder of the whole."""
+
+    def __init__(self, sources: Sequence[Source], *, known: Collection[BlobId] = frozenset()) -> None:
+        super().__init__(sources, lambda _blobs: None, known=known)
+        self._sealed: list[SealedRange] = []
+
+    def part(self) -> ManifestPart:
+        """Return what was added. Nothing may be added after it."""
+        ends = not self._rows
+        if self._rows:
+            self._end_range()
+        return ManifestPart(self._sealed, ends, frozenset(self._hidden), self._above)
+
+    def _take(self, sealed: SealedRange) -> None:
+        self._sealed.append(sealed)
 
 
 def _unusable(path: bytes) -> CatalogError | UsageError:

@@ -65,6 +65,13 @@ class S3Store(S3Uploads):
         """See `ObjectStore`. A missing bucket is an `ObjectNotFoundError`."""
         return list_pages(self._requests.get().page, prefix, start_after, self.url)
 
+    def first_key(self, prefix: str, *, start_after: str) -> str:
+        """Return the first key with a prefix after another one; '' where there is none, or the store does not say."""
+        query = {"list-type": "2", "encoding-type": "url", "max-keys": "1"}
+        document = self._requests.get().page(query | {"prefix": prefix, "start-after": start_after})
+        objects, _ = parse_listing(document, self.url)
+        return objects[0].key if objects else ""
+
     def head(self, key: str) -> ObjectInfo:
         """See `ObjectStore`."""
         return self._requests.get().head(key)
