@@ -18,10 +18,12 @@ def check_staging(
     namespace: str,
     more_bytes: int,
     *,
+    besides_bytes: int = 0,
     code: grpc.StatusCode = grpc.StatusCode.RESOURCE_EXHAUSTED,
 ) -> None:
     """Raise unless the bucket volumes of a namespace ('': not known) may hold this many more bytes together:
-    `RequestError` with `code`, or `INVALID_ARGUMENT` for a volume without a size, which could hold any number."""
+    `RequestError` with `code`, or `INVALID_ARGUMENT` for a volume without a size, which could hold any number.
+    `besides_bytes`: what volumes may hold that nobody provisioned."""
     limit = quota_of(catalog, namespace).staging_bytes if namespace else None
     if limit is None:
         return
@@ -30,7 +32,7 @@ def check_staging(
             f"namespace {namespace} has a staging quota of {limit:,} bytes, of which each bucket volume takes its "
             "size: this one needs one (a PVC with resources.requests.storage)"
         )
-    left = max(0, limit - capacities(catalog).get(namespace, 0))
+    left = max(0, limit - capacities(catalog).get(namespace, 0) - besides_bytes)
     if more_bytes > left:
         raise RequestError(
             code,

@@ -91,16 +91,26 @@ class SharedMounts:
 
     def trouble(self, mount: SharedMount) -> str:
         """Return why a bucket's mount cannot upload what was written; '' where it can."""
-        info = fuse_mount.bucket_mount_at(self.point(mount), self._settings) if mount.bucket else None
-        if info is None:
-            return ""
-        try:
-            status = self._patience.ask(("status", mount.key), lambda: fuse_mount.bucket_status(info), _ANSWER_S)
-        except (MountError, RequestError):
+        status = self._status(mount)
+        if status is None:
             return ""  # whether it is served is another question
         reasons = [status["halted"], status["store_problem"], *(failure["reason"] for failure in status["failures"])]
         reason = next(filter(None, reasons), "")
         return f"{mount.source}: {status['dirty_files']} files are not uploaded yet: {reason}" if reason else ""
+
+    def staged_bytes(self, mount: SharedMount) -> int:
+        """Return how much was written to a bucket's mount and is not uploaded yet; 0 where it does not say."""
+        status = self._status(mount)
+        return 0 if status is None else int(status["dirty_bytes"])
+
+    def _status(self, mount: SharedMount) -> dict[str, Any] | None:
+        info = fuse_mount.bucket_mount_at(self.point(mount), self._settings) if mount.bucket else None
+        if info is None:
+            return None
+        try:
+            return self._patience.ask(("status", mount.key), lambda: fuse_mount.bucket_status(info), _ANSWER_S)
+        except (MountError, RequestError):
+            return None
 
     def device(self, mount: SharedMount) -> int | None:
         """Return the st_dev of a mount, dead or alive; None where nothing is mounted."""

@@ -21,6 +21,7 @@ from csi_driver import volume_records
 from csi_driver.node.mounts import SharedMounts
 from csi_driver.node.records import NodeVolume, Records, SharedMount
 from csi_driver.node.store_secrets import EndpointTurns, StoreSecrets
+from csi_driver.node.tenants import NodeTenants
 from csi_driver.resolve import BucketRules, check_open, check_sources, find_snapshot
 from csi_driver.server import DEADLINE
 from csi_driver.status import RequestError, denied, precondition, unauthenticated, unavailable
@@ -53,10 +54,17 @@ class Preparation:
     """Prepares and releases the volumes of one home."""
 
     def __init__(
-        self, settings: Settings, records: Records, mounts: SharedMounts, secrets: StoreSecrets, rules: BucketRules
+        self,
+        settings: Settings,
+        records: Records,
+        mounts: SharedMounts,
+        secrets: StoreSecrets,
+        rules: BucketRules,
+        *,
+        tenants: NodeTenants,
     ) -> None:
         self._settings, self._records, self._mounts, self._rules = settings, records, mounts, rules
-        self._secrets = secrets
+        self._secrets, self._tenants = secrets, tenants
         self._waiting = threading.BoundedSemaphore(_WAITING)
         self._turns = EndpointTurns()
         self.flush_s = FLUSH_S
@@ -126,6 +134,8 @@ class Preparation:
         record, made = self.mount(record)
         if not made and record.mount.bucket:
             self._mounts.renew_quota(record.mount)
+        if not record.mount.bucket:
+            self._tenants.tell()  # before anything of it is fetched
         record = self._pin(record)
         self._warm(record, end)
         return record
@@ -258,6 +268,7 @@ class Preparation:
             return record
         client = connect(self._settings)
         if not record.pinned:
+            self._tenants.check_pin(record)
             pins = client.cache_status()["pins"]
             ours = any(other.pinned for other in self._records.of(record.mount))
             if ours or not any(str(spec.ref).startswith(pin) for pin in pins):

@@ -97,6 +97,12 @@ class NodeVolume:
         return parse_context(self.context)
 
     @property
+    def namespaces(self) -> set[str]:
+        """Return the namespaces that have it: the one it was provisioned for, else those of its pods."""
+        owner = "" if self.inline else self.spec.namespace  # whoever writes a pod could claim anything
+        return {owner} if owner else {target.pod["namespace"] for target in self.targets if target.pod}
+
+    @property
     def used(self) -> bool:
         """Tell whether anything of it is mounted, or was about to be."""
         return bool(self.staging or self.targets)

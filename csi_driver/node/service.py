@@ -25,6 +25,7 @@ from csi_driver.node.mounts import SharedMounts, SilentMountError
 from csi_driver.node.preparation import NotYetError, Preparation, shared_mount
 from csi_driver.node.records import NodeVolume, PublishedTarget, Records, SharedMount
 from csi_driver.node.store_secrets import StoreSecrets
+from csi_driver.node.tenants import NodeTenants
 from csi_driver.resolve import BucketRules, check_pin
 from csi_driver.status import exists, invalid, not_found, out_of_range, precondition
 from csi_driver.volumes import (
@@ -63,16 +64,21 @@ class NodeService:
         self.records = Records(folder)
         secrets = StoreSecrets(settings)
         self._mounts = SharedMounts(settings, self.records, secrets, folder)
-        self.preparation = Preparation(settings, self.records, self._mounts, secrets, rules or BucketRules())
+        self.tenants = NodeTenants(settings, node_id, self.records, self._mounts)
+        self.preparation = Preparation(
+            settings, self.records, self._mounts, secrets, rules or BucketRules(), tenants=self.tenants
+        )
         self.mender = Mender(self.records, self._mounts, self.preparation, api)
 
     def start(self) -> None:
         """Clean up what a driver that was killed left, in the background, and mend mounts from then on."""
         self.mender.start()
+        self.tenants.start()
 
     def close(self) -> None:
         """End the threads. No mount is touched."""
         self.mender.close()
+        self.tenants.close()
 
     # --- who we are ---------------------------------------------------------------------------------------------
 
@@ -151,10 +157,12 @@ class NodeService:
             raise invalid("quota: an inline volume has none; it is the size of a PVC")
         with self.records.lock(volume_id, timeout_s=_LOCK_S):
             self.preparation.check_namespace(volume_id, spec, namespace, inline=inline, secrets=request.secrets)
+            record = self.records.get(volume_id)
+            if spec.bucket and (inline or not spec.namespace) and (record is None or record.target(path) is None):
+                self.tenants.check_staging(volume_id, namespace, spec.quota_bytes)
             if inline:
                 self._publish_inline(request, spec, options, target)
                 return csi.NodePublishVolumeResponse()
-            record = self.records.get(volume_id)
             staging = _path(request.staging_target_path, "staging_target_path", missing=precondition)
             if record is None or record.staging != staging:
                 raise precondition(f"volume {volume_id!r} is not staged at {staging}")
@@ -166,6 +174,8 @@ class NodeService:
                 record = self.preparation.move(record, wanted)
             record, _ = self.preparation.mount(record)
             self._show(record, target, known=record.target(path))
+            if not spec.namespace and spec.dataset:  # of a PV by hand it is known by now
+                self.tenants.tell()
         return csi.NodePublishVolumeResponse()
 
     def _publish_inline(

@@ -18,7 +18,7 @@ import random
 import time
 import weakref
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -307,6 +307,12 @@ class DaemonClient:
     def unpin(self, ref: str) -> dict[str, Any]:
         """Let the policy evict a snapshot's blocks again."""
         return self._call("unpin", {"ref": ref})
+
+    def set_tenants(self, limits: Mapping[str, int | None] | None, users: Mapping[str, Sequence[str]]) -> None:
+        """Say how many bytes of the node's cache namespaces may have (`*`: all others; None instead of all: as before),
+        and which of them have which data sets mounted. What those above their limits have too much is evicted by then.
+        """
+        self._call("tenants", {"limits": limits, "users": users})
 
     def evict(self, ref: str | None = None) -> dict[str, Any]:
         """Drop a data set's blocks, or all blocks that are not pinned."""

@@ -20,6 +20,7 @@ from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -46,7 +47,7 @@ from datacache.daemon.warmer import Warmer, snapshot_objects
 from datacache.daemon.whole_objects import WholeObjects
 from datacache.exchange.frames import Frame, Kind
 from datacache.exchange.server import Answer, error_answer
-from datacache.exchange.wire import BlocksRequest, Fields, Mode
+from datacache.exchange.wire import BlocksRequest, Fields, Mode, expect_text
 from datacache.manifest.model import SnapshotRecord
 from datacache.manifest.reader import Manifest
 from datacache.settings import Settings
@@ -55,6 +56,7 @@ from datacache.store.credentials import Environments, store_fingerprint
 from datacache.tiers.eviction import Shares
 from datacache.tiers.local import LocalBlocks
 from datacache.tiers.memory import counters_dir
+from datacache.tiers.tenants import ANY_OTHER
 from datacache.tiers.writer import TierWriter
 
 if TYPE_CHECKING:
@@ -131,6 +133,7 @@ class Daemon:
             self.fetcher,
             concurrency,
             lru_bytes=lru_bytes,
+            share_bytes=writer.tiers[-1].charges.most_bytes,
             planned=self._lookaheads.planned,
             part=writer.part,
             peers=peers,
@@ -167,6 +170,7 @@ class Daemon:
             "datasets": self._datasets,
             "environment": self._environment,
             "cluster": self._cluster,
+            "tenants": self._tenants,
         }
         if not self._part.number:  # of the node as a whole
             self._operations |= {
@@ -333,7 +337,7 @@ class Daemon:
             manifest = self._open_manifest(id)
             ssd = self._writer.tiers[-1]
             keeps = self._settings.eviction in ("keep", "clairvoyant")
-            room = ssd.budget_bytes - (ssd.used_bytes if keeps else 0)
+            room = min(ssd.budget_bytes - (ssd.used_bytes if keeps else 0), ssd.charges.most_bytes(dataset))
             if manifest.root.total_bytes / self._part.of <= room or keeps:
                 self._warmer.start(f"{dataset}@{id[:12]}", dataset, manifest, background=True)
         except DatacacheError as exc:
@@ -390,9 +394,7 @@ class Daemon:
         loader = {name: counted.pop(name) for name in counters.LOADER}
         hits = counted["ram_hits"] + counted["ssd_hits"]
         reads = hits + counted["misses"]
-        datasets: dict[str, int] = {}
-        for container in self._writer.tiers[-1].containers.values():
-            datasets[container.dataset] = datasets.get(container.dataset, 0) + container.disk_bytes
+        datasets = self._writer.tiers[-1].charges.datasets
         state: dict[str, Any] = {
             "policy": self._settings.eviction,
             "tiers": [
@@ -409,6 +411,7 @@ class Daemon:
                 for tier in self._writer.tiers
             ],
             "datasets": [{"name": name, "ssd_bytes": size} for name, size in sorted(datasets.items())],
+            "namespaces": self._namespaces(),
             "memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
             "checks": dict(zip(("right", "wrong"), TALLY.counts(), strict=True)),
             "fetched": vars(self.fetcher.stats) | {"under_way": self.fetcher.under_way},
@@ -424,6 +427,19 @@ class Daemon:
             "loader": loader,
             "cluster": self._peers.describe() if self._peers is not None else None,
         }
+
+    def _namespaces(self) -> list[dict[str, Any]]:
+        """Return what each namespace has of the disk. Only the first part knows limits of the node as a whole."""
+        charged, tenants = self._writer.tiers[-1].charges.namespaces, self._writer.tenants
+        names = {*charged, *tenants.limits, *chain.from_iterable(tenants.users.values())} - {ANY_OTHER}
+        found: list[dict[str, Any]] = [
+            {"name": name, "ssd_bytes": round(charged.get(name, 0))} for name in sorted(names)
+        ]
+        if not self._part.number:
+            for each in found:
+                each["limit_bytes"] = tenants.limit(each["name"])
+                each["mounted"] = sorted(name for name, users in tenants.users.items() if each["name"] in users)
+        return found
 
     def _of_parts(self, op: str, fields: object = None) -> list[dict[str, Any]]:
         return self._parts.ask(op, fields) if self._parts is not None else []
@@ -496,6 +512,19 @@ class Daemon:
     def _mounts(self, _: Fields) -> Result:
         return {"mounts": self._leases.renew()}
 
+    def _tenants(self, fields: Fields) -> Result:
+        """Take what the driver says of the node's namespaces: their limits (null instead of them: as before) and which
+        data sets each has mounted. What those above their limits have too much is evicted when this returns."""
+        limits, users = fields.optional_mapping("limits"), fields.mapping("users")
+        if not all(limit is None or (type(limit) is int and limit >= 0) for limit in (limits or {}).values()):
+            raise UsageError("bad request: 'limits' are numbers of bytes")
+        if not all(isinstance(names, list) and all(map(_is_text, names)) for names in users.values()):
+            raise UsageError("bad request: 'users' are lists of namespaces")
+        self._written(lambda: self._writer.set_tenants(limits, users))
+        self._of_parts("tenants", {"limits": limits, "users": users})
+        self._considered.clear()  # what did not fit may fit by now
+        return {}
+
     def _environment(self, fields: Fields) -> Result:
         """Take a client's variables for reaching stores. Answers and logs name them and show no values."""
         if self._environments is None:
@@ -537,6 +566,15 @@ class Daemon:
     def _written(self, action: Callable[[], T]) -> T:
         """Run an action in the writer's thread."""
         return self._writer.call(action).result()
+
+
+def _is_text(value: object) -> bool:
+    """Tell whether a value is a text that can be written down."""
+    try:
+        expect_text(value)
+    except ValueError:
+        return False
+    return True
 
 
 def _has_come(reading: Reading) -> bool:

@@ -16,6 +16,7 @@ import contextlib
 import functools
 import itertools
 import logging
+import math
 import secrets
 import threading
 import time
@@ -81,6 +82,8 @@ class WarmJob:
     bytes_not_kept: int = 0
     enough_bytes: int | None = None
     """Where to end, if the whole would push out its own beginning."""
+    beyond_quota: bool = False
+    """True if it is more than the quotas of its namespaces let this node keep."""
     errors: int = 0
     error: str = ""
     hint: str = ""
@@ -99,17 +102,19 @@ class Warmer:
         concurrency: int,
         *,
         lru_bytes: int | None = None,
+        share_bytes: Callable[[str], float] = lambda _dataset: math.inf,
         planned: Callable[[str], bool] = lambda _ref: False,
         part: Part = Part(),  # noqa: B008 - immutable
         peers: Peers | None = None,
     ) -> None:
         """`lru_bytes`: the room in tiers that make room by themselves, so that a larger snapshot would push out its own
-        beginning. `planned` tells whether a snapshot is being fetched in a published order, which jobs in the
-        background wait for. Objects of other parts are theirs to warm. `peers`: the other nodes of the cluster."""
+        beginning. `share_bytes`: how much of a data set the quotas of its namespaces allow. `planned` tells whether a
+        snapshot is being fetched in a published order, which jobs in the background wait for. Objects of other parts
+        are theirs to warm. `peers`: the other nodes of the cluster."""
         self._part, self._peers = part, peers
         self._fetcher = fetcher
         self._planned = planned
-        self._lru_bytes = lru_bytes
+        self._lru_bytes, self._share_bytes = lru_bytes, share_bytes
         self._concurrency = concurrency
         self._lock = threading.Lock()  # guards _jobs and _by_ref
         self._jobs: dict[str, WarmJob] = {}
@@ -142,8 +147,11 @@ class Warmer:
             job = WarmJob(id=id, ref=ref, background=background)
             job.files_total, job.bytes_total = self._share(manifest.root.files), self._share(manifest.root.total_bytes)
             alone = self._keepers(dataset) is None
-            if self._lru_bytes is not None and job.bytes_total > self._lru_bytes and alone:
-                job.enough_bytes = self._lru_bytes
+            share_bytes = self._share_bytes(dataset)
+            job.beyond_quota = job.bytes_total > share_bytes
+            if self._lru_bytes is not None and alone:
+                most_bytes = int(min(self._lru_bytes, share_bytes))
+                job.enough_bytes = most_bytes if job.bytes_total > most_bytes else None
             self._jobs[job.id] = self._by_ref[ref] = job
             while len(self._jobs) > _KEPT_JOBS:
                 self._jobs.pop(next(iter(self._jobs)))
@@ -258,6 +266,9 @@ class _Warming:
             full = job.bytes_not_kept or job.enough_bytes is not None
             why = "it is full" if full else "they were evicted, or lost on the disk, meanwhile"
             hint = "Raise DATACACHE_SSD_BYTES, or make room: dsctl cache evict NAME" if full else "Warm it again."
+            if full and job.beyond_quota:
+                why = "the namespaces that have it may not have more of this node's cache"
+                hint = "Have the quota of one of them made larger: dsctl k8s quota NAMESPACE --cache SIZE"
             if self._missing_at and not full:
                 why, hint = self._blame_nodes()
             job.error = f"{missing:,} of {job.bytes_total:,} bytes are not in the cache: {why}"

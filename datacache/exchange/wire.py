@@ -144,6 +144,10 @@ class Fields:
             raise UsageError(f"bad request: {name!r} is no JSON object")
         return value
 
+    def optional_mapping(self, name: str) -> dict[str, Any] | None:
+        """Return a JSON object; None if it is not there, or null."""
+        return None if self._values.get(name) is None else self.mapping(name)
+
 
 def expect_text(value: object) -> str:
     """Return a text of a request; `ValueError` if it is none, or too long."""

@@ -2,6 +2,7 @@
 
 <home>/cache/FORMAT            version of this layout
 <home>/cache/pins.json         pinned refs → data sets
+<home>/cache/tenants.json      namespaces of Kubernetes, their limits and data sets
 <home>/cache/BOOT              the boot (of the machine) in which the index was last opened for writing
 <home>/cache/CLEAN             which index was closed cleanly, and its copy
 <home>/cache/index.saved       a copy of the index as it was closed, for after a restart of the machine
@@ -133,6 +134,11 @@ def index_dir(memory: Path) -> Path:
 def pins_file(home: Path) -> Path:
     """Return the file of the pinned refs."""
     return cache_dir(home) / "pins.json"
+
+
+def tenants_file(home: Path) -> Path:
+    """Return the file of the namespaces that have data sets on this node."""
+    return cache_dir(home) / "tenants.json"
 
 
 def saved_index(home: Path) -> Path:

@@ -145,7 +145,7 @@ def _writer(
         if tier.shrunk_bytes:
             words = "evicted %d bytes of %s: it may take %d only, or its disk is full"
             log.warning(words, tier.shrunk_bytes, tier.name, tier.budget_bytes)
-    return TierWriter(index, tiers, layout.pins_file(settings.home), part)
+    return TierWriter(index, tiers, layout.pins_file(settings.home), part, layout.tenants_file(settings.home))
 
 
 def _lacks_room_to_start(tier: Tier, id: int) -> bool:

@@ -28,6 +28,7 @@ from datacache.tiers.index import Index, container_key, unchecked_key
 from datacache.tiers.layout import DISK_BLOCK, OBJECT_FILE, Location, aligned, container_name
 from datacache.tiers.memory import AccessTable
 from datacache.tiers.parts import Part, part_of_container
+from datacache.tiers.tenants import Charges, Tenants
 
 log = logging.getLogger(__name__)
 _SUSPENDED_S = 30.0
@@ -138,6 +139,9 @@ class Tier:
         self._shares, self._part = shares or Shares(), part
         self._used_by: dict[str, int] = {}
         """Bytes of containers by group of data sets (`Shares.group`)."""
+        self.charges = Charges()
+        self.evicted_of: dict[str, int] = {}
+        """Bytes that were evicted, by data set."""
         self._reserved_until = 0.0
         """Until then groups above their share leave some room alone, for one below its own."""
         self._bounce = bounce
@@ -205,7 +209,7 @@ class Tier:
             return True
         if need_bytes > self.budget_bytes:
             return False
-        policy = "keep" if self._policy == "clairvoyant" and self.outlook is None else self._policy
+        policy = self._policy_now()
         states = self._states()
         if self._shares and group is not None:
             groups = {state.group for state in states} | set(self._shares.groups())
@@ -218,6 +222,35 @@ class Tier:
         chosen = victims(policy, states, excess, now_s=time.time(), ttl_s=self._ttl_s, planned=planned)
         self.evict(chosen)
         return self.used_bytes + need_bytes <= self.budget_bytes
+
+    def set_tenants(self, tenants: Tenants, scale: float) -> None:
+        """Charge namespaces by what is known of them now, and bring those down that are above their limits: what they
+        alone use goes, first what they no longer have mounted, pins last. `scale`: see `Charges.set`."""
+        self.charges.set(tenants, scale / self._part.of)
+        for name, excess in self.charges.above():
+            own = self._own_states(name)
+            own.sort(key=lambda state: (state.pinned, self._is_mounted(state), state.last_used_s))
+            self.evict(_first(own, excess))
+
+    def make_own_room(self, dataset: str, need_bytes: int, *, planned: bool = False) -> None:
+        """Have each namespace that pays for a data set and would be above its limit with `need_bytes` more of it evict
+        what it alone uses: what it no longer has mounted, then what the policy lets go."""
+        for name, excess in list(self.charges.excess_bytes(dataset, need_bytes)):
+            own = [state for state in self._own_states(name) if not state.pinned]
+            idle = [state for state in own if not self._is_mounted(state)]
+            freed = self.evict(_first(sorted(idle, key=lambda state: state.last_used_s), excess))
+            if freed < excess:
+                gone = {state.id for state in idle}
+                left = [state for state in own if state.id not in gone]
+                # More than all of it cannot come free: then of what is to be stored as much is kept as may be.
+                need = math.ceil(min(excess - freed, sum(state.size_bytes for state in left)))
+                policy = self._policy_now()
+                self.evict(victims(policy, left, need, now_s=time.time(), ttl_s=self._ttl_s, planned=planned))
+
+    def has_room_of_its_own(self, dataset: str, size_bytes: int) -> bool:
+        """Tell whether the namespaces of a data set may have so much more of it, or make room for it. About, from any
+        thread."""
+        return self._policy in ("lru", "ttl") or self.charges.room_bytes(dataset) >= size_bytes + DISK_BLOCK
 
     def admits(self, size_bytes: int) -> bool:
         """Tell whether so much fits, or would have room made for it. About, from any thread."""
@@ -255,7 +288,9 @@ class Tier:
                 (self.folder / container_name(id)).unlink(missing_ok=True)
             self._unindex_all(chosen)
         for id in chosen:
-            freed += self._remove(id)
+            dataset, size_bytes = self.containers[id].dataset, self._remove(id)
+            self.evicted_of[dataset] = self.evicted_of.get(dataset, 0) + size_bytes
+            freed += size_bytes
         self.evicted_bytes += freed
         return freed
 
@@ -369,11 +404,28 @@ class Tier:
             for id, c in self.containers.items()
         ]
 
+    def _own_states(self, namespace: str) -> list[ContainerState]:
+        """Return the containers of data sets that a namespace alone pays for."""
+        return [
+            state for state in self._states() if self.charges.sole_owner(self.containers[state.id].dataset) == namespace
+        ]
+
+    def _is_mounted(self, state: ContainerState) -> bool:
+        return self.charges.is_mounted(self.containers[state.id].dataset)
+
+    def _policy_now(self) -> str:
+        return "keep" if self._policy == "clairvoyant" and self.outlook is None else self._policy
+
     def _reserve_bytes(self) -> int:
         return min(containers.open_region_size(self.budget_bytes), self.budget_bytes // 8)
 
     def _limit_bytes(self, dataset: str) -> int:
         """Return how much this tier may have in use once a block of a data set has been added."""
+        room = self.charges.room_bytes(dataset)
+        limit = self._limit_by_shares(dataset)
+        return limit if room == math.inf else min(limit, self.used_bytes + int(room))
+
+    def _limit_by_shares(self, dataset: str) -> int:
         if not self._shares or time.monotonic() > self._reserved_until:
             return self.budget_bytes
         group = self._shares.group(dataset)
@@ -382,9 +434,11 @@ class Tier:
         return self.budget_bytes - self._reserve_bytes()
 
     def _count(self, container: int, size_bytes: int) -> None:
+        dataset = self.containers[container].dataset
         self._container_bytes += size_bytes
+        self.charges.count(dataset, size_bytes)
         if self._shares:
-            group = self._shares.group(self.containers[container].dataset)
+            group = self._shares.group(dataset)
             self._used_by[group] = self._used_by.get(group, 0) + size_bytes
 
     def _enter(self, txn: lmdb.Transaction) -> None:
@@ -612,3 +666,14 @@ class Tier:
                         cursor.next()
                     else:
                         cursor.delete()
+
+
+def _first(states: Iterable[ContainerState], need_bytes: float) -> list[int]:
+    """Return the first containers that free so much, all if they do not."""
+    chosen: list[int] = []
+    for state in states:
+        if need_bytes <= 0:
+            break
+        chosen.append(state.id)
+        need_bytes -= state.size_bytes
+    return chosen

@@ -13,7 +13,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,7 +24,9 @@ from datacache.core.disk import replace_file
 from datacache.core.ids import BlockId, ObjectId, ObjectRef, object_id
 from datacache.tiers import layout
 from datacache.tiers.index import UNCHECKED, Index, container_key, unchecked_key
+from datacache.tiers.layout import DISK_BLOCK
 from datacache.tiers.parts import Part
+from datacache.tiers.tenants import NO_TENANTS, read_tenants, write_tenants
 from datacache.tiers.tier import Block, Tier
 
 log = logging.getLogger(__name__)
@@ -48,8 +50,9 @@ class TierWriter:
         tiers: Iterable[Tier],
         pins_file: Path,
         part: Part = Part(),  # noqa: B008 - immutable
+        tenants_file: Path | None = None,
     ) -> None:
-        """The first part's writer writes the file of the pins."""
+        """The first part's writer writes the files of the pins and of the namespaces."""
         self._index, self.part = index, part
         self.tiers = tuple(tiers)
         self._pins_file = pins_file
@@ -57,6 +60,10 @@ class TierWriter:
         for tier in self.tiers:  # of an unpinning that was not finished
             for ref in {ref for container in tier.containers.values() for ref in container.pinned_by} - set(self._pins):
                 tier.unpin(ref)
+        self._tenants_file = tenants_file
+        self.tenants = NO_TENANTS if tenants_file is None else read_tenants(tenants_file)
+        """The namespaces of this node, as the driver has named them last."""
+        self._charge_tenants()
         self._queue: queue.SimpleQueue[_Queued | Callable[[], None] | None] = queue.SimpleQueue()
         self._hurry = threading.Event()
         """Set once a batch is full, or something waits that is no block. Blocks wake nobody up besides."""
@@ -67,7 +74,9 @@ class TierWriter:
     def divide(self, parts: int) -> list[tuple[int, ...]]:
         """Keep the first of so many parts; return the budgets of the tiers for each part. Before any block is put."""
         self.part = Part(0, parts)
-        return list(zip(*(tier.divide(parts) for tier in self.tiers), strict=True))
+        budgets = list(zip(*(tier.divide(parts) for tier in self.tiers), strict=True))
+        self._charge_tenants()
+        return budgets
 
     def put(self, block: Block, stored: Stored) -> None:
         """Queue one block. Its checksums are made in the caller's thread."""
@@ -116,6 +125,26 @@ class TierWriter:
     def pins(self) -> dict[str, str]:
         """Return the pinned refs and their data sets."""
         return dict(self._pins)
+
+    def set_tenants(self, limits: Mapping[str, int | None] | None, users: Mapping[str, Iterable[str]]) -> None:
+        """Take what the driver says of this node's namespaces, see `Tenants.followed_by`; those above their limits are
+        brought down. Call through `call`."""
+        now = self.tenants.followed_by(limits, users)
+        if now == self.tenants:
+            return
+        if self._tenants_file is not None and not self.part.number:
+            try:
+                write_tenants(self._tenants_file, now)
+            except OSError as exc:  # a full disk is no reason to let one namespace take what is another's
+                log.warning("the namespaces are not kept for the next daemon: %s", exc)
+        self.tenants = now
+        self._charge_tenants()
+
+    def _charge_tenants(self) -> None:
+        # The limit is one of the disk; of memory a namespace may have as large a part.
+        whole = self.tiers[-1].budget_bytes or self.tiers[0].budget_bytes
+        for tier in self.tiers:
+            tier.set_tenants(self.tenants, tier.budget_bytes / whole if whole else 0.0)
 
     def drop(self, block: BlockId) -> None:
         """Forget a block in all tiers. Call through `call`."""
@@ -278,10 +307,14 @@ class TierWriter:
     def _put(self, tier: Tier, blocks: Sequence[tuple[Block, bytes]]) -> list[bool]:
         try:
             planned = any(block.lane for block, _ in blocks)
-            needs: dict[str, int] = {}
+            wanted: dict[str, int] = {}
             for block, _ in blocks:
-                group = tier.group(block.dataset)
-                needs[group] = needs.get(group, 0) + block.disk_bytes
+                wanted[block.dataset] = wanted.get(block.dataset, 0) + block.disk_bytes
+            needs: dict[str, int] = {}
+            for dataset, size_bytes in wanted.items():
+                tier.make_own_room(dataset, size_bytes + DISK_BLOCK, planned=planned)
+                group = tier.group(dataset)  # nobody else makes room for what is beyond a namespace's limit
+                needs[group] = needs.get(group, 0) + int(min(size_bytes, tier.charges.room_bytes(dataset)))
             total = 0
             for group in sorted(needs, key=tier.has_share):  # what one makes room for is not the next one's
                 total += needs[group]

@@ -51,6 +51,9 @@ def print_cache(out: Output, state: dict[str, Any]) -> None:
     if cluster:
         out.line(f"cluster {cluster['cluster']}: {given_by_nodes(cluster['from_nodes'])}; see: dsctl cluster status")
     out.lines(f"  {dataset['name']}: {format_bytes(dataset['ssd_bytes'])}" for dataset in state["datasets"])
+    for each in state.get("namespaces", []):  # a daemon from before says nothing of them
+        limit = "" if each["limit_bytes"] is None else f" of {format_bytes(each['limit_bytes'])}"
+        out.line(f"  namespace {each['name']}: {format_bytes(each['ssd_bytes'])}{limit}")
     out.lines(f"  pinned: {ref}" for ref in state["pins"])
     out.lines(f"  warming {job['ref']}: {_progress(job)}" for job in state["jobs"] if job["state"] == "running")
     for plan in state["plans"]:

@@ -374,7 +374,13 @@ class Lookaheads:
     def _take(self) -> tuple[Plan, Wanted, bool] | None:
         """Return the next block to fetch, of the plan with the fewest under way, and whether it has taken room."""
         now_s = time.monotonic()
-        candidates = [plan for plan in self._plans.values() if plan.ready and now_s >= plan.paused_until_s]
+        candidates = [
+            plan
+            for plan in self._plans.values()
+            if plan.ready
+            and now_s >= plan.paused_until_s
+            and self._tier.has_room_of_its_own(plan.dataset, plan.ready[0].length)
+        ]
         while candidates:
             plan = min(candidates, key=lambda plan: plan.fetching)
             wanted = plan.ready[0]
