@@ -1,4 +1,4 @@
-"""Real servers for tests and benchmarks: MongoDB, rclone's S3 server, a one-node Ceph with its S3 gateway.
+"""Real servers for tests and benchmarks: MongoDB, rclone's S3 server, a one-node Ceph with its S3 gateway, Dask, Ray.
 
 Each class starts its server when it is made, on free ports of the loopback or of another address of this machine
 (`host`), with all its files in the given folder, and stops it in `close()`. The processes die with the process that
@@ -9,6 +9,7 @@ main thread, because a process started from a thread would die with the thread.
 from __future__ import annotations
 
 import base64
+import contextlib
 import os
 import secrets
 import shutil
@@ -17,6 +18,7 @@ import socket
 import struct
 import subprocess
 import sysconfig
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -34,6 +36,7 @@ from tests.conformance.faults import Answer, FaultProxy
 LOOPBACK = "127.0.0.1"
 _BUSY_S = 1.5  # of processor time
 START_TIMEOUT_S = 120.0
+_ROOT = Path(__file__).resolve().parent.parent
 
 
 class ServerError(RuntimeError):
@@ -121,6 +124,76 @@ class _Server:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+class DaskCluster(_Server):
+    """A Dask scheduler and worker processes of one thread, each with a home of its own: `.url`, `.workers`."""
+
+    def __init__(self, folder: Path, *, workers: int = 4) -> None:
+        super().__init__(folder)
+        self.url = f"dask://{LOOPBACK}:{(port := free_port())}"
+        dask = program("dask", package="distributed")
+        shared = ("--no-dashboard", "--host", LOOPBACK)
+        self._spawn(dask, "scheduler", *shared, "--port", str(port), env=self._env("scheduler"))
+        self._wait("the scheduler of Dask", lambda: _listens(port))
+        alone = ("--no-nanny", "--nthreads", "1", "--nworkers", "1", "--memory-limit", "0")
+        self.workers = [
+            self._spawn(
+                *(dask, "worker", f"tcp://{LOOPBACK}:{port}", *shared, *alone),
+                *("--local-directory", folder / f"worker-{number}"),
+                env=self._env(f"home-{number}"),
+            )
+            for number in range(workers)
+        ]
+
+    def _env(self, home: str) -> dict[str, str]:
+        return {"DATACACHE_HOME": str(self.folder / home), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(_ROOT)}
+
+
+class RayCluster(_Server):
+    """Ray on this machine, with a server for clients: `.url`, `.workers()`."""
+
+    def __init__(self, folder: Path, *, cpus: int = 4) -> None:
+        super().__init__(folder)
+        port = free_port()
+        self.url = f"ray://{LOOPBACK}:{port}"
+        # Its sockets have long names, so it gets a short folder. Any port: its own choice collides with other servers.
+        self._temporary = Path(tempfile.mkdtemp(prefix="ray-"))
+        any_ports = ("--min-worker-port", "0", "--max-worker-port", "0")
+        self._spawn(
+            *(program("ray", package="ray"), "start", "--head", "--block", "--disable-usage-stats", *any_ports),
+            *("--port", str(free_port()), "--ray-client-server-port", str(port), "--num-cpus", str(cpus)),
+            *("--include-dashboard", "false", "--include-log-monitor", "false"),
+            *("--object-store-memory", str(100_000_000), "--temp-dir", self._temporary),
+            env={"DATACACHE_HOME": str(folder / "home"), "PYTHONPATH": str(_ROOT), "RAY_DISABLE_IMPORT_WARNING": "1"},
+        )
+        self._wait("Ray", lambda: _listens(port))
+
+    def workers(self) -> list[int]:
+        """Return the processes that do tasks, or wait for some."""
+        parents: dict[int, int] = {}
+        titles: dict[int, bytes] = {}
+        for entry in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+                titles[int(entry.name)] = (entry / "cmdline").read_bytes()
+
+        def is_ours(pid: int) -> bool:
+            return pid in self.pids or (pid in parents and is_ours(parents[pid]))
+
+        own = (b"ray::DashboardAgent", b"ray::RuntimeEnvAgent")  # a node ends with one of these
+        found = [pid for pid, title in titles.items() if title.startswith(b"ray::") and not title.startswith(own)]
+        return list(filter(is_ours, found))
+
+    def close(self) -> None:
+        """End it; its processes die with the first."""
+        super().close()
+        shutil.rmtree(self._temporary, ignore_errors=True)
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as sock:
+        return sock.connect_ex((LOOPBACK, port)) == 0
 
 
 class Mongod(_Server):

@@ -123,6 +123,7 @@ class _Spread:
         self._log = engine.log(self._key)
         self._kept = {_id(record): at for at, record in self._log.records()}
         self._size = 1
+        self._unkept: Exception | None = None
 
     def results(self, tasks: Iterator[Any]) -> Iterator[Any]:
         waiting: deque[_Parcel | _Found] = deque()
@@ -149,7 +150,7 @@ class _Spread:
                         ) from exc
                     waiting.appendleft(self._send(first.tasks, first.tries + 1))
                     continue
-                yield from self._received(first, answer)
+                yield from self._received(answer)
         finally:
             for each in waiting:
                 if isinstance(each, _Parcel):
@@ -183,14 +184,29 @@ class _Spread:
         return _Found(result) if self._lasts(result) else None
 
     def _send(self, tasks: list[bytes], tries: int = 1) -> _Parcel:
-        return _Parcel(tasks, self._engine.executor.submit(do_tasks, self._key, self._worker, tasks), tries)
+        future = self._engine.executor.submit(do_tasks, self._key, self._worker, tasks)
+        future.add_done_callback(lambda done: self._note(tasks, done))
+        return _Parcel(tasks, future, tries)
 
-    def _received(self, parcel: _Parcel, answer: bytes) -> Iterator[Any]:
+    def _note(self, tasks: list[bytes], done: Future[bytes]) -> None:
+        """Keep results when they come, which is in no order. Runs in any thread."""
+        if done.cancelled() or done.exception() is not None:
+            return
+        loads = self._engine.loads
+        try:
+            for task, result in zip(tasks, loads(done.result())[0], strict=False):
+                if loads is not pickle.loads:
+                    loads(result)  # raises what it refuses: what is kept is believed
+                self._log.add(_task_id(task) + b64encode(result))
+        except Exception as exc:  # noqa: BLE001 - raised where results are used
+            self._unkept = exc
+
+    def _received(self, answer: bytes) -> Iterator[Any]:
         results, error, took_s = self._engine.loads(answer)
-        for task, result in zip(parcel.tasks, results, strict=False):
-            value = self._engine.loads(result)  # before it is kept: what is there is believed
-            self._log.add(_task_id(task) + b64encode(result))
-            yield value
+        if self._unkept is not None:
+            raise self._unkept
+        for result in results:
+            yield self._engine.loads(result)
         if error is not None:
             raise error
         if took_s > 0 and results:

@@ -1,0 +1,111 @@
+"""Work on a real Dask and a real Ray: the same result as here, whoever is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from datacache import api
+from datacache.settings import Settings
+from dataset_cli.demo.faces import draw_faces
+from tests.conftest import ROOT
+from tests.executors.gated import Gate, convert
+from tests.promises import promise
+from tests.servers import DaskCluster, RayCluster
+
+COUNT = 600
+_TIMEOUT_S = 100.0
+
+
+@dataclass
+class Cluster:
+    """An engine with four processes."""
+
+    url: str
+    workers: Callable[[], list[int]]
+
+
+@pytest.fixture(scope="module", params=["dask", "ray"])
+def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    folder = tmp_path_factory.mktemp(request.param)
+    if request.param == "dask":
+        with DaskCluster(folder) as dask:
+            yield Cluster(dask.url, lambda: [worker.pid for worker in dask.workers])
+    else:
+        with RayCluster(folder) as ray:
+            yield Cluster(ray.url, ray.workers)
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("drawn")
+    draw_faces(folder, count=COUNT, width=64, height=48)
+    return folder
+
+
+@pytest.fixture
+def ref(settings: Settings, drawn: Path) -> str:
+    return api.create_snapshot("faces", drawn.as_uri(), settings=settings).ref
+
+
+def wait_until(true: Callable[[], bool], running: subprocess.Popen[bytes]) -> None:
+    ends = time.monotonic() + _TIMEOUT_S
+    while not true():
+        assert running.poll() is None, "the client has ended"
+        assert time.monotonic() < ends
+        time.sleep(0.02)
+
+
+def noted(settings: Settings) -> set[str]:
+    """The ids of the tasks whose results the client has noted."""
+    lines = [line for file in (settings.home / "jobs").glob("*.journal") for line in file.read_bytes().split(b"\n")[1:]]
+    return {line[:32].decode() for line in lines if line}
+
+
+@promise("Work on an engine goes on when processes there are killed, and on where it was when the client is")
+def test_two_workers_and_the_client_are_killed_and_a_second_start_goes_on(
+    settings: Settings, ref: str, cluster: Cluster, tmp_path: Path
+) -> None:
+    expected = api.convert(ref, to="yolo", resize="32x24", name="here", settings=settings).record.id
+    gate = Gate(tmp_path / "gate")
+    gate.let(6)
+    command = [sys.executable, "-m", "tests.executors.gated", cluster.url, ref, "there", str(gate.folder)]
+    with subprocess.Popen(command, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}) as client:
+        try:
+            wait_until(lambda: len(noted(settings)) >= 6 and gate.begun() >= 10, client)
+            for pid in cluster.workers()[:2]:
+                os.kill(pid, signal.SIGKILL)
+            before = len(noted(settings))
+            gate.let(20)
+            wait_until(lambda: len(noted(settings)) > before + 4, client)
+        finally:
+            client.kill()
+    there, done = noted(settings), gate.done()
+    assert there <= set(done)
+    gate.let()
+    assert convert(cluster.url, ref, "there", gate.folder) == expected
+    again = gate.done()
+    assert {task: again[task] for task in there} == {task: done[task] for task in there}
+    assert len(again) > len(there)
+
+
+def test_what_is_made_there_is_what_is_made_here(
+    settings: Settings, ref: str, cluster: Cluster, tmp_path: Path
+) -> None:
+    ids, files = [], []
+    for where, how in (("here", {}), ("there", {"on": cluster.url})):
+        ids.append(api.convert(ref, to="yolo", resize="32x24", name=where, settings=settings, **how).record.id)
+        folder = tmp_path / where
+        shards = api.shard("here", to=str(folder), max_size_bytes=40_000, settings=settings, **how)
+        assert shards.built.made > 8
+        files.append({file.name: file.read_bytes() for file in folder.iterdir()})
+    assert ids[0] == ids[1]
+    assert files[0] == files[1]
