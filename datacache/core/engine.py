@@ -263,6 +263,8 @@ def do_tasks(key: str, worker: bytes, tasks: Sequence[bytes], loads: Callable[[b
 
 class _Pickler(pickle.Pickler):
     def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, BaseException):  # past copyreg, in which Dask puts its own for all exceptions
+            return value.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
         reduce = getattr(value, "reduce_elsewhere", None)
         return NotImplemented if reduce is None or isinstance(value, type) else reduce()
 
