@@ -118,7 +118,7 @@ class _Spread:
     def __init__(self, engine: Engine, worker: Worker[Any, Any]) -> None:
         self._engine = engine
         self._lasts: Callable[[Any], bool] = getattr(worker, "lasts", lambda _result: True)
-        self._worker = _dumps(worker)
+        self._worker = pickled(worker)
         self._key = f"{_VERSION} {xxh3_128_hexdigest(self._worker)}"
         self._log = engine.log(self._key)
         self._kept = {_id(record): at for at, record in self._log.records()}
@@ -127,7 +127,7 @@ class _Spread:
 
     def results(self, tasks: Iterator[Any]) -> Iterator[Any]:
         waiting: deque[_Parcel | _Found] = deque()
-        packed = (_dumps(task) for task in tasks)
+        packed = (pickled(task) for task in tasks)
         try:
             while True:
                 most = _AHEAD * max(1, self._engine.width())
@@ -248,17 +248,17 @@ def do_tasks(key: str, worker: bytes, tasks: Sequence[bytes], loads: Callable[[b
         _workers[key] = known
         while len(_workers) > _KEPT_WORKERS:
             _workers.popitem(last=False)
-        results.extend(_dumps(known.work(loads(task))) for task in tasks)
+        results.extend(pickled(known.work(loads(task))) for task in tasks)
     except Exception as exc:  # noqa: BLE001 - told to the client, which raises it
         error = exc
     took_s = time.perf_counter() - started
     try:
-        answer = _dumps((results, error, took_s))
+        answer = pickled((results, error, took_s))
         if error is not None:
             loads(answer)
         return answer
     except Exception:  # noqa: BLE001 - an error that cannot be pickled, or only one way
-        return _dumps((results, DatacacheError(f"{type(error).__name__}: {error}"), took_s))
+        return pickled((results, DatacacheError(f"{type(error).__name__}: {error}"), took_s))
 
 
 class _Pickler(pickle.Pickler):
@@ -269,7 +269,8 @@ class _Pickler(pickle.Pickler):
         return NotImplemented if reduce is None or isinstance(value, type) else reduce()
 
 
-def _dumps(value: Any) -> bytes:
+def pickled(value: Any) -> bytes:
+    """Pickle what travels to or from an engine: `reduce_elsewhere` counts, and errors need no library of another."""
     file = io.BytesIO()
     _Pickler(file, pickle.HIGHEST_PROTOCOL).dump(value)
     return file.getvalue()

@@ -139,7 +139,7 @@ def test_images_that_are_gone_when_it_is_started_again_are_made_again(
 
 def test_a_password_of_the_catalog_does_not_travel(settings: Settings, elsewhere: Executor) -> None:
     secret = replace(settings, catalog="mongodb://user:secret@nowhere/catalog")
-    travelled = engine._dumps(secret)
+    travelled = engine.pickled(secret)
     assert b"secret" not in travelled
     with pytest.raises(SettingsError, match="has a password, which is not sent"):
         elsewhere.submit(pickle.loads, travelled).result()

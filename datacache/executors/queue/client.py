@@ -24,6 +24,7 @@ from xxhash import xxh3_64_intdigest
 from datacache.catalog.base import Catalog
 from datacache.catalog.tasks import base as tasks_base
 from datacache.catalog.tasks.base import NewTask, QueueRecord, TaskState, TaskStore
+from datacache.core.engine import pickled
 from datacache.core.errors import CatalogUnavailableError, DatacacheError, TasksError
 from datacache.executors.queue import records
 
@@ -191,7 +192,7 @@ class QueueExecutor(Executor):
             f"tasks failed on the queue: {'; '.join(task.errors[-MAX_LOST:])}",
             hint="Where leases expire, workers die of these tasks: have they memory? What is done stays.",
         )
-        return pickle.dumps(([], error, 0.0))
+        return pickled(([], error, 0.0))
 
     def _forget(self, numbers: Sequence[int]) -> None:
         """Let go of parcels: then the same can be sent again."""
