@@ -28,7 +28,7 @@ BENCHMARKS = (
 )
 BENCHMARKS += ("integrity", "loaders", "loader_decode", "first_epoch", "eviction_model", "write_path")
 BENCHMARKS += ("many_mounts", "fairness", "outages", "s3_requests", "cluster", "cluster_soak")
-BENCHMARKS += ("cluster_simulation", "cluster_attack", "cluster_peer", "disk_limits", "write_trees")
+BENCHMARKS += ("cluster_simulation", "cluster_attack", "cluster_peer", "disk_limits", "write_trees", "placement")
 BENCHMARKS += ("kinds_peers", "polygons", "page", "evaluate", "weights", "predict", "video", "listing")
 
 
