@@ -65,12 +65,12 @@ def main() -> None:
                 for words, labelled, percent in ways:
                     pods = min(nodes * args.pods, args.most)
                     runs = [simulate(nodes, pods, load, labelled, percent, seed) for seed in range(args.seeds)]
-                    table.row(f"{nodes:,}", f"{load:.0%}", words, *sum(runs, Outcome()).cells())
+                    table.row(f"{nodes:,}", f"{load:.0%}", words, *sum(runs, PodStarts()).cells())
         table.print()
 
 
 @dataclass
-class Outcome:
+class PodStarts:
     """Pods, counted at their start."""
 
     pods: int = 0
@@ -82,8 +82,10 @@ class Outcome:
     needlessly: int = 0
     fetched_bytes: float = 0.0
 
-    def __add__(self, other: Outcome) -> Outcome:
-        return Outcome(*(mine + theirs for mine, theirs in zip(vars(self).values(), vars(other).values(), strict=True)))
+    def __add__(self, other: PodStarts) -> PodStarts:
+        return PodStarts(
+            *(mine + theirs for mine, theirs in zip(vars(self).values(), vars(other).values(), strict=True))
+        )
 
     @property
     def warm_with_room(self) -> float:
@@ -209,7 +211,7 @@ def needs(pod: SimulatedPod) -> tuple[float, float]:
     return pod.gpus * 7.0, pod.gpus * 56.0
 
 
-def simulate(nodes: int, pods: int, load: float, labelled: bool, percent: int, seed: int) -> Outcome:
+def simulate(nodes: int, pods: int, load: float, labelled: bool, percent: int, seed: int) -> PodStarts:
     """Have pods arrive, start and end."""
     dice = random.Random(seed)
     sizes = [float(np.exp(dice.uniform(np.log(1e11), np.log(1e12)))) for _ in range(20)]
@@ -223,7 +225,7 @@ def simulate(nodes: int, pods: int, load: float, labelled: bool, percent: int, s
     events.append((0.0, next(numbers), None))
     heapq.heapify(events)
     waiting: deque[SimulatedPod] = deque()
-    outcome, left = Outcome(), len(arrivals)
+    outcome, left = PodStarts(), len(arrivals)
 
     def start(pod: SimulatedPod, now_s: float) -> bool:
         fits = scheduler.fits(pod)

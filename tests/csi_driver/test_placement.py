@@ -7,12 +7,12 @@ import random
 import numpy as np
 import pytest
 
-from benchmarks.placement import GPUS, Outcome, Scheduler, SimulatedPod, simulate
+from benchmarks.placement import GPUS, PodStarts, Scheduler, SimulatedPod, simulate
 from tests.promises import promise
 
 
-def run(load: float, *, labelled: bool) -> Outcome:
-    return sum((simulate(30, 900, load, labelled, 0, seed) for seed in (1, 2)), Outcome())
+def run(load: float, *, labelled: bool) -> PodStarts:
+    return sum((simulate(30, 900, load, labelled, 0, seed) for seed in (1, 2)), PodStarts())
 
 
 @promise("A pod never waits for a warm node")
