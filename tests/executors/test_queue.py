@@ -9,6 +9,7 @@ import multiprocessing
 import operator
 import os
 import pickle
+import random
 import signal
 import subprocess
 import sys
@@ -199,6 +200,7 @@ def evils(mark: Path) -> dict[str, bytes]:
         "datacache.core.disk.os.system": dotted + touch.encode() + b"\x85R.",
         "datacache.settings.load_settings": pickle.dumps(Evil(api.convert.__globals__["load_settings"])),
         "datacache.settings.Settings": pickle.dumps(Evil(Settings)),
+        "datacache.executors.queue.worker.Enum": b"cdatacache.executors.queue.worker\nEnum\n.",
         "datacache.executors.queue.worker.QueueWorker": pickle.dumps(QueueWorker),
     }
 
@@ -298,12 +300,16 @@ def test_a_job_has_one_client_and_the_next_finds_what_was_done_after_it_died(
         first.executor.shutdown()  # as if killed: its lease is not renewed
         submit(first.executor, Square(), 7)
         submit(first.executor, Square(), 8)
-        monkeypatch.setattr(client, "MAX_LOST", 99)
-        assert QueueWorker(catalog, store, "w", WorkPlan(once=True)).run(lambda _done: None) is Ended.ONCE
+        once = QueueWorker(catalog, store, "w", WorkPlan(once=True))
+        assert once.run(lambda _done: None) is Ended.ONCE
         monkeypatch.setattr(records, "JOB_LEASE_S", 0.3)
         first.executor._look()
+        submit(first.executor, Square(), 9)  # nobody asks for it again
         second = _Closing(place)
         with contextlib.closing(second):
+            queue = store.queue("work:job")
+            assert queue is not None
+            assert [task.state for task in store.progress(queue)] == ["done"]
             assert send(second.executor, Square(), 7) == [49]
             future = submit(second.executor, Square(), 8)
             work(job="job")
@@ -397,7 +403,6 @@ def test_a_worker_process_that_is_killed_is_followed_by_another(
     shared: Settings, executor: QueueExecutor, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(processes, "_AGAIN_S", 0.01)
-    monkeypatch.setattr(worker, "Ended", Ended)
     parent = _fork.Process(target=lambda: sys.exit(_run(shared)))
     parent.start()
     try:
@@ -486,10 +491,10 @@ def test_a_conversion_on_the_queue_gives_the_same_snapshot_and_its_workers_end_w
         out, err = each.communicate(timeout=60)
         assert each.returncode == 0, err
         assert '"ended": "done"' in out
-    failed = run("tasks", "work", "--job", "night")
-    with pytest.raises(UsageError):
-        api.convert("faces", to="yolo", name="x", on="queue://night", resize="nonsense", settings=shared)
-    assert failed.communicate(timeout=60) is not None
+    failed = run("tasks", "work", "--job", "morning")
+    QueueExecutor(open_catalog_url(shared.catalog), open_task_store(shared.catalog), "morning").close(done=False)
+    out, err = failed.communicate(timeout=60)
+    assert (failed.returncode, out) == (1, "the job has failed: 0 tasks in 0 parcels\n"), err
     with pytest.raises(UsageError, match="cannot name a job"):
         convert(shared, "x", "queue://a/b")
 
@@ -526,3 +531,30 @@ def test_workers_and_the_client_are_killed_and_a_second_start_gives_the_same(
     assert out.strip() == here, err
     worker_again.terminate()
     assert worker_again.wait(60) == 0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(5))
+def test_workers_and_clients_that_are_killed_all_the_time_give_the_same(
+    shared: Settings, faces: Path, run: Processes, seed: int
+) -> None:
+    draw = random.Random(seed)
+    api.create_snapshot("faces", faces.as_uri(), settings=shared)
+    here = convert(shared, "here", None)
+    working, sent, kills, found = run("tasks", "work"), run("-c", CLIENT), 0, ""
+    while not found:
+        try:
+            out, err = sent.communicate(timeout=draw.uniform(0.2, 4.0))
+            assert sent.returncode == 0, err
+            found = out.strip()
+        except subprocess.TimeoutExpired:
+            dies = draw.choice((sent, working) if kills < 10 else (working,))
+            if kills < 15:
+                os.killpg(dies.pid, signal.SIGKILL)
+                dies.communicate()
+                kills += 1
+                if dies is sent:
+                    sent = run("-c", CLIENT)
+                else:
+                    working = run("tasks", "work", "--processes", "2")
+    assert found == here

@@ -66,10 +66,9 @@ def loads(data: bytes) -> Any:
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         whole = f"{module}.{name}"
-        # A name with a dot leads through attributes: `datacache.core.disk` has `os`, and that has `system`.
         if whole in _OTHERS or whole in _OURS:
             return super().find_class(module, name)
-        if "." not in name and (found := _value_class(module, name)) is not None:
+        if (found := _value_class(module, name)) is not None:
             return found
         raise UntrustedPickleError(
             f"a pickle in the catalog names {whole}, which may not travel",
@@ -86,7 +85,7 @@ def _value_class(module: str, name: str) -> type | None:
             __import__(module)
         except ImportError:
             return None
-    found = getattr(sys.modules[module], name, None)
+    found = getattr(sys.modules[module], name, None)  # of a name with dots, which leads elsewhere, nothing
     if not isinstance(found, type) or (found.__module__, found.__qualname__) != (module, name):
         return None
     if issubclass(found, Exception):
