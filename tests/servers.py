@@ -82,6 +82,18 @@ class _Server:
         """Return its processes."""
         return [process.pid for process in self._processes]
 
+    def all_pids(self) -> list[int]:
+        """Return its processes, and all that these have started."""
+        parents: dict[int, int] = {}
+        for entry in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+
+        def is_ours(pid: int) -> bool:
+            return pid in self.pids or (pid in parents and is_ours(parents[pid]))
+
+        return list(filter(is_ours, parents))
+
     def _spawn(self, *command: str | Path, env: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
         """Start a child that dies with this process; its output goes to `<program>.log`."""
         name = Path(command[0]).name
@@ -171,19 +183,15 @@ class RayCluster(_Server):
 
     def workers(self) -> list[int]:
         """Return the processes that do tasks, or wait for some."""
-        parents: dict[int, int] = {}
-        titles: dict[int, bytes] = {}
-        for entry in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):
-                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-                titles[int(entry.name)] = (entry / "cmdline").read_bytes()
-
-        def is_ours(pid: int) -> bool:
-            return pid in self.pids or (pid in parents and is_ours(parents[pid]))
-
         own = (b"ray::DashboardAgent", b"ray::RuntimeEnvAgent")  # a node ends with one of these
-        found = [pid for pid, title in titles.items() if title.startswith(b"ray::") and not title.startswith(own)]
-        return list(filter(is_ours, found))
+        titles = {pid: Path(f"/proc/{pid}/cmdline") for pid in self.all_pids()}
+        found = []
+        for pid, title in titles.items():
+            with contextlib.suppress(OSError):
+                said = title.read_bytes()
+                if said.startswith(b"ray::") and not said.startswith(own):
+                    found.append(pid)
+        return found
 
     def close(self) -> None:
         """End it; its processes die with the first."""

@@ -29,7 +29,7 @@ BENCHMARKS = (
 BENCHMARKS += ("integrity", "loaders", "loader_decode", "first_epoch", "eviction_model", "write_path")
 BENCHMARKS += ("many_mounts", "fairness", "outages", "s3_requests", "cluster", "cluster_soak")
 BENCHMARKS += ("cluster_simulation", "cluster_attack", "cluster_peer", "disk_limits", "write_trees", "placement")
-BENCHMARKS += ("kinds_peers", "polygons", "page", "evaluate", "weights", "predict", "video", "listing")
+BENCHMARKS += ("kinds_peers", "polygons", "page", "evaluate", "weights", "predict", "video", "listing", "engines")
 
 
 LONG = {
@@ -43,7 +43,17 @@ LONG = {
     "loaders",
     "metadata",
 }
-LONG |= {"large_file", "mount_epochs", "predict", "outages", "versions", "weights", "write_path", "write_trees"}
+LONG |= {
+    "engines",
+    "large_file",
+    "mount_epochs",
+    "predict",
+    "outages",
+    "versions",
+    "weights",
+    "write_path",
+    "write_trees",
+}
 
 
 @pytest.mark.slow

@@ -59,6 +59,8 @@ def open_engine(on: str | Executor, settings: Settings) -> Engine:
         executor, width, close = openers[scheme](address)
     except (OSError, TimeoutError, ConnectionError) as exc:
         raise UsageError(f"nobody answers at {on}: {exc}", hint="Is its scheduler running, at this address?") from exc
+    except RuntimeError as exc:  # Ray's, such as for another version of itself or of Python
+        raise UsageError(f"{on} cannot be used: {exc}", hint="Clients must have the cluster's versions.") from exc
     return Engine(executor, width=_seldom(width), folder=folder, close=lambda _done: close())
 
 

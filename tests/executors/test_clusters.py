@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from datacache import api
+from datacache.core.errors import UsageError
 from datacache.settings import Settings
 from dataset_cli.demo.faces import draw_faces
 from tests.conftest import ROOT
@@ -109,3 +110,8 @@ def test_what_is_made_there_is_what_is_made_here(
         files.append({file.name: file.read_bytes() for file in folder.iterdir()})
     assert ids[0] == ids[1]
     assert files[0] == files[1]
+
+
+def test_an_engine_that_does_not_answer_is_named(settings: Settings, ref: str) -> None:
+    with pytest.raises(UsageError, match=r"nobody answers at dask://127\.0\.0\.1:1: "):
+        api.stats(ref, on="dask://127.0.0.1:1", settings=settings)
