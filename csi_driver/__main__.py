@@ -39,6 +39,8 @@ def main() -> int:
     arguments = _parser().parse_args()
     if arguments.mode != "controller" and not arguments.node_id:
         _parser().error(f"--mode {arguments.mode} needs --node-id NAME, the node's name in Kubernetes")
+    if arguments.webhook_port is not None and arguments.webhook_tls is None:
+        _parser().error("--webhook-port needs --webhook-tls DIR: the API server speaks TLS only")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     for name in _OTHERS:
         logging.getLogger(name).setLevel(logging.WARNING)
@@ -126,6 +128,16 @@ def _parser() -> argparse.ArgumentParser:
         help="a bucket, or a prefix in one, that DataSets may name beside those of --allow-bucket; written in the same "
         "way, several times",
     )
+    parser.add_argument(
+        "--webhook-port",
+        type=int,
+        metavar="N",
+        help="of a controller: answer admission reviews of pods on this TCP port, so that those with data sets prefer "
+        "nodes where these are; with --webhook-tls",
+    )
+    parser.add_argument(
+        "--webhook-tls", type=Path, metavar="DIR", help="a folder with tls.crt and tls.key, which may come later"
+    )
     parser.add_argument("--metrics-port", type=int, metavar="N", help="serve metrics for Prometheus on this TCP port")
     parser.add_argument(
         "--metrics-address",
@@ -183,6 +195,8 @@ def _serve(arguments: argparse.Namespace) -> None:
                 api.warm_up()
             if arguments.label_nodes:
                 _label_nodes(settings, api, stack)
+            if arguments.webhook_port is not None:
+                _serve_webhook(arguments, settings, api, stack)
             services["Controller"] = stack.enter_context(closing(ControllerService(settings, api, rules)))
             if arguments.datasets is not None:
                 _serve_datasets(arguments, settings, api, stack)
@@ -238,6 +252,19 @@ def _serve_datasets(arguments: argparse.Namespace, settings: Settings, api: Kube
     rules = BucketRules([*arguments.allow_bucket, *arguments.dataset_source])
     reconciler = stack.enter_context(closing(DatasetReconciler(settings, api, rules, arguments.datasets)))
     reconciler.start()
+
+
+def _serve_webhook(arguments: argparse.Namespace, settings: Settings, api: KubeApi | None, stack: ExitStack) -> None:
+    from csi_driver.webhook import PodPlacement, WebhookServer
+
+    placement = stack.enter_context(closing(PodPlacement(settings, api)))
+    try:
+        server = WebhookServer(arguments.webhook_port, arguments.webhook_tls, placement.review)
+    except (OSError, OverflowError) as exc:
+        raise SettingsError(
+            f"--webhook-port {arguments.webhook_port}: {exc}", hint="Name a TCP port that nobody listens on."
+        ) from exc
+    stack.callback(server.close)
 
 
 def _serve_metrics(

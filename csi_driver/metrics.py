@@ -140,7 +140,7 @@ class MetricsServer:
             "/metrics": lambda: (HTTPStatus.OK, render()),
             "/healthz": lambda: _health(problem()),
         }
-        self._server = _listen(address, port, partial(_Handler, pages))
+        self._server = listen(address, port, partial(_Handler, pages))
         self.port: int = self._server.server_address[1]
         self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
         self._thread.start()
@@ -177,7 +177,9 @@ class _Handler(BaseHTTPRequestHandler):
         _log.debug(format, *args)
 
 
-class _Server(ThreadingHTTPServer):
+class HttpServer(ThreadingHTTPServer):
+    """A server of one address, IPv4 or both, that asks no name server."""
+
     daemon_threads = True
 
     def __init__(self, family: int, address: tuple[str, int], handler: Callable[..., BaseHTTPRequestHandler]) -> None:
@@ -191,12 +193,15 @@ class _Server(ThreadingHTTPServer):
         socketserver.TCPServer.server_bind(self)
 
 
-def _listen(address: str, port: int, handler: Callable[..., BaseHTTPRequestHandler]) -> _Server:
+def listen(
+    address: str, port: int, handler: Callable[..., BaseHTTPRequestHandler], kind: type[HttpServer] = HttpServer
+) -> HttpServer:
+    """Return a server of this kind on a TCP port of an address ("*": all). `OSError` if it cannot be had."""
     if address == "*" and socket.has_dualstack_ipv6():
         with contextlib.suppress(OSError):  # IPv6 is switched off
-            return _Server(socket.AF_INET6, ("::", port), handler)
+            return kind(socket.AF_INET6, ("::", port), handler)
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    return _Server(family, ("" if address == "*" else address, port), handler)
+    return kind(family, ("" if address == "*" else address, port), handler)
 
 
 def _health(problem: str) -> tuple[HTTPStatus, str]:

@@ -16,6 +16,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from csi_driver.webhook import PATH
 from datacache.api import create_snapshot
 from datacache.settings import Settings, load_settings
 from datacache.web.access import HEALTH
@@ -156,6 +157,11 @@ VALUES: dict[str, dict[str, Any]] = {
     "sidecars": {"registrar": {"sidecar": True}},
     "no resizer": {"resizer": {"enabled": False}},
     "no labels of nodes": {"placement": {"labels": False}},
+    "a webhook": {"placement": {"webhook": {"enabled": True, "caBundle": "TUlJ"}}},
+    "a webhook with cert-manager": {
+        "controller": {"replicas": 2},
+        "placement": {"webhook": {"enabled": True, "port": 8443, "tlsSecret": "own-tls", "certificate": "own"}},
+    },
     "monitoring": {
         "metrics": {
             "serviceMonitor": True,
@@ -463,6 +469,42 @@ def test_without_labels_the_controller_may_do_nothing_with_nodes() -> None:
     assert "--label-nodes" in arguments("the defaults")
     assert "--label-nodes" not in arguments("no labels of nodes")
     assert ["nodes"] not in [rule["resources"] for rule in controller_role("no labels of nodes")["rules"]]
+
+
+@promise("No pod fails or waits for the webhook")
+def test_the_webhook_is_asked_about_few_pods_for_a_short_time_and_may_be_away() -> None:
+    assert kind("the defaults", "MutatingWebhookConfiguration") == []
+    for values, port in (("a webhook", 9443), ("a webhook with cert-manager", 8443)):
+        [configuration] = kind(values, "MutatingWebhookConfiguration")
+        [webhook] = configuration["webhooks"]
+        assert (webhook["failurePolicy"], webhook["timeoutSeconds"], webhook["sideEffects"]) == ("Ignore", 3, "None")
+        [excluded] = webhook["namespaceSelector"]["matchExpressions"]
+        assert excluded["operator"] == "NotIn"
+        assert {"kube-system", "lab"} <= set(excluded["values"])
+        assert "persistentVolumeClaim" in webhook["matchConditions"][0]["expression"]
+        service = webhook["clientConfig"]["service"]
+        [found] = [each for each in kind(values, "Service") if each["metadata"]["name"] == service["name"]]
+        assert (found["spec"]["ports"][0]["port"], found["spec"]["ports"][0]["targetPort"]) == (service["port"], port)
+        assert service["path"] == PATH
+        [controller] = [each for each in kind(values, "Deployment") if each["metadata"]["name"].endswith("-controller")]
+        pod = controller["spec"]["template"]
+        assert found["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
+        driver = pod["spec"]["containers"][0]
+        assert f"--webhook-port={port}" in driver["args"]
+        [folder] = [each["mountPath"] for each in driver["volumeMounts"] if each["name"] == "webhook-tls"]
+        assert f"--webhook-tls={folder}" in driver["args"]
+        [secret] = [each["secret"] for each in pod["spec"]["volumes"] if each["name"] == "webhook-tls"]
+        assert secret["optional"] is True
+        [policy] = [each for each in kind(values, "NetworkPolicy") if each["metadata"]["name"] == service["name"]]
+        assert policy["spec"]["ingress"] == [{"ports": [{"protocol": "TCP", "port": port}]}]
+    assert webhook["clientConfig"].get("caBundle") is None
+    assert configuration["metadata"]["annotations"] == {"cert-manager.io/inject-ca-from": "lab/own"}
+
+
+def test_a_webhook_without_an_authority_is_refused() -> None:
+    values = chart.merge(chart.default_values(), {"placement": {"webhook": {"enabled": True}}})
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(values, values_schema())
 
 
 def test_a_node_may_write_events_and_its_driver_alone_has_the_token() -> None:
