@@ -110,6 +110,7 @@ if TYPE_CHECKING:
     from datacache.api.options import QueryOptions as QueryOptions
     from datacache.api.options import ReadingOptions as ReadingOptions
     from datacache.api.options import ShardOptions as ShardOptions
+    from datacache.api.options import check_options as check_options
     from datacache.api.options import make_query as make_query
     from datacache.api.options import take as take
     from datacache.api.placement import preferred_nodes as preferred_nodes

@@ -128,6 +128,17 @@ def make_query(**wanted: Unpack[QueryOptions]) -> Query:
     return Query(**given | {"labels": listed("labels", given.get("labels", ()))})
 
 
+def check_options(options: Mapping[str, Any]) -> None:
+    """Check what `convert` and `merge` check only when they begin; other keywords are left alone. Raises `UsageError`.
+    Reads nothing."""
+    from datacache.conversion.operations import parse_operations
+
+    given = dict(options)
+    parse_operations(**take(given, ImageOptions))
+    if "stratify" in given:
+        make_splits(given["split"], given["seed"], given["stratify"])
+
+
 def listed(what: str, names: Sequence[str]) -> tuple[str, ...]:
     """Return the names as a tuple. `UsageError` for one text, which would be taken letter by letter."""
     if isinstance(names, str):

@@ -7,15 +7,15 @@ With `--json`, `pvc` prints a `List` of the same objects, which kubectl takes as
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
 from typing import Any
 
 import click
 
 from datacache import api
 from dataset_cli.app import App, DatasetName, command
+from dataset_cli.commands.k8s_job import job
 from dataset_cli.commands.quota import quota
+from dataset_cli.manifests import RESTRICTED_CONTAINER, as_yaml, checked_name, checked_size, name_of, restricted_pod
 
 _DATASET_CLASS, _BUCKET_CLASS = "datacache-dataset", "datacache-bucket"
 _QUOTA = "100Gi"
@@ -25,33 +25,19 @@ _POD_IMAGE = "busybox:1.37.0"
 
 @click.group()
 def k8s() -> None:
-    """Print PVCs of snapshots and buckets; forget what a static PV meant; give a data set to a DataSet."""
+    """Print PVCs, and Jobs of many workers; forget what a static PV meant; give a data set to a DataSet."""
 
 
 k8s.add_command(quota)
 
 
-def _matching(pattern: str, what: str) -> Callable[..., str | None]:
-    """Return a check of an option's text. `click.BadParameter` says `what` it should be."""
-
-    def check(_context: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
-        if value is not None and not re.fullmatch(pattern, value):
-            raise click.BadParameter(what)
-        return value
-
-    return check
-
-
-_checked_name = _matching(
-    "[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", "letters a to z, digits and '-', at most 63, none of '-' at the ends"
-)
-_checked_size = _matching("[1-9][0-9]*(k|[MGTPE]|[KMGTPE]i)?", "a number with a unit of Kubernetes, such as 100Gi")
+k8s.add_command(job)
 
 
 @command(k8s)
 @click.argument("what", metavar="REF|URL")
-@click.option("--name", callback=_checked_name, help="Name of the PVC (default: made from REF or URL, and --subpath).")
-@click.option("--namespace", callback=_checked_name, help="Its namespace (default: kubectl's).")
+@click.option("--name", callback=checked_name, help="Name of the PVC (default: made from REF or URL, and --subpath).")
+@click.option("--namespace", callback=checked_name, help="Its namespace (default: kubectl's).")
 @click.option("--storage-class", help=f"Its StorageClass (default: {_DATASET_CLASS}, of a bucket {_BUCKET_CLASS}).")
 @click.option(
     "--warm", type=click.Choice(["true", "wait"]), help="Fetch all of it on each node; wait: before pods run."
@@ -60,7 +46,7 @@ _checked_size = _matching("[1-9][0-9]*(k|[MGTPE]|[KMGTPE]i)?", "a number with a 
 @click.option("--subpath", default="", help="Only this folder of it.")
 @click.option("--by-id", is_flag=True, help="Name the snapshot by its id, which no tag can move.")
 @click.option("--pinned-id", is_flag=True, hidden=True)  # its former name
-@click.option("--size", callback=_checked_size, help=f"Of a bucket: the quota (default: {_QUOTA}).")
+@click.option("--size", callback=checked_size, help=f"Of a bucket: the quota (default: {_QUOTA}).")
 @click.option("--with-pod", is_flag=True, help="Print a pod that lists it, too; near its data.")
 def pvc(
     app: App,
@@ -84,8 +70,6 @@ def pvc(
     dsctl k8s pvc mask@v3 | kubectl apply -f -
     dsctl k8s pvc s3://runs/exp-7 --size 500Gi | kubectl apply -f -
     """
-    import yaml
-
     if subpath.startswith("/") or ".." in subpath.split("/"):
         raise click.UsageError("--subpath is a folder inside, without '..' and without a slash before it")
     subpath = "/".join(part for part in subpath.split("/") if part not in ("", "."))
@@ -108,7 +92,7 @@ def pvc(
         size = f"{max(1, -(-record.total_bytes // _MIB))}Mi"
     if subpath:
         annotations["subpath"] = subpath
-    name = name or _name_of(f"{default}/{subpath}")
+    name = name or name_of(f"{default}/{subpath}")
     metadata = {"name": name} | ({"namespace": namespace} if namespace else {})
     claim = {
         "apiVersion": "v1",
@@ -122,7 +106,7 @@ def pvc(
     }
     objects = [claim, *([_pod(metadata, preferred, read_only=access == "ReadOnlyMany")] if with_pod else [])]
     listed: dict[str, Any] = {"apiVersion": "v1", "kind": "List", "items": objects}
-    app.out.result(listed, yaml.safe_dump_all(objects, sort_keys=False, allow_unicode=True, width=1000).rstrip())
+    app.out.result(listed, as_yaml(objects))
 
 
 @command(k8s)
@@ -166,12 +150,6 @@ def assign(app: App, /, *, name: str, resource: str | None, to_none: bool) -> No
     app.out.result({"name": name, "resource": found or None}, f"{name} {words}")
 
 
-def _name_of(text: str) -> str:
-    """Return a name in Kubernetes that reminds of a reference or URL."""
-    name = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:63].rstrip("-")
-    return name or "data"
-
-
 def _pod(metadata: dict[str, str], preferred: list[dict[str, Any]], *, read_only: bool) -> dict[str, Any]:
     """Return a pod that lists the volume, as a user that owns nothing, on a node that it would rather be on."""
     affinity = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": preferred}}
@@ -183,23 +161,13 @@ def _pod(metadata: dict[str, str], preferred: list[dict[str, Any]], *, read_only
         "spec": {
             "restartPolicy": "Never",
             **({"affinity": affinity} if preferred else {}),
-            "securityContext": {
-                "runAsNonRoot": True,
-                "runAsUser": 1000,
-                "runAsGroup": 1000,
-                "fsGroup": 1000,
-                "seccompProfile": {"type": "RuntimeDefault"},
-            },
+            "securityContext": restricted_pod(1000),
             "containers": [
                 {
                     "name": "list",
                     "image": _POD_IMAGE,
                     "command": ["ls", "-l", "/data"],
-                    "securityContext": {
-                        "allowPrivilegeEscalation": False,
-                        "readOnlyRootFilesystem": True,
-                        "capabilities": {"drop": ["ALL"]},
-                    },
+                    "securityContext": RESTRICTED_CONTAINER,
                     "volumeMounts": [
                         {"name": "data", "mountPath": "/data", "mountPropagation": "HostToContainer"}
                         | ({"readOnly": True} if read_only else {})

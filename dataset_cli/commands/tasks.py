@@ -25,6 +25,8 @@ from dataset_cli.commands.gc import Duration
 from dataset_cli.output import SHOWN, printable
 
 _CHECKPOINT_LIMIT_BYTES = 64 * 2**20
+TERMINATED = 128 + 15
+"""The exit code of what SIGTERM has ended."""
 
 
 @click.group()
@@ -191,6 +193,8 @@ def work(app: App, *, until_idle: bool, max_idle_s: float | None, **how: Any) ->
     app.out.result(
         ended._asdict(), f"{_ENDED[ended.ended]}: {count(ended.tasks, 'task')} in {count(ended.parcels, 'parcel')}"
     )
+    if ended.ended == "stopped" and how["job"]:
+        return TERMINATED  # with 0 Kubernetes would take a pod that is evicted for one that has done its part
     return int(ended.ended == "failed")
 
 

@@ -20,7 +20,7 @@ from csi_driver.webhook import PATH
 from datacache.api import create_snapshot
 from datacache.settings import Settings, load_settings
 from datacache.web.access import HEALTH
-from dataset_cli.commands.k8s import _name_of
+from dataset_cli.manifests import name_of
 from scripts import render_manifests as chart
 from tests.csi_driver.dataset_api import dataset_schema
 from tests.promises import promise
@@ -613,7 +613,7 @@ def test_what_is_applied_once_is_not_changed_by_another_example_or_by_a_document
     ]
     assert len(names) == len(set(names))
     text = "".join((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/KUBERNETES.md"))
-    documented = {_name_of(what.partition("://")[2] or what) for what in re.findall(r"dsctl k8s pvc (\S+)", text)}
+    documented = {name_of(what.partition("://")[2] or what) for what in re.findall(r"dsctl k8s pvc (\S+)", text)}
     assert {"mask-v1", "runs-exp-7"} <= documented
     shown = [each["metadata"]["name"] for each in blocks(text) if each.get("kind") == "PersistentVolumeClaim"]
     claims = [name for kind, _, name in names if kind == "PersistentVolumeClaim"]

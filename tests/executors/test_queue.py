@@ -558,3 +558,12 @@ def test_workers_and_clients_that_are_killed_all_the_time_give_the_same(
                 else:
                     working = run("tasks", "work", "--processes", "2")
     assert found == here
+
+
+def test_a_worker_of_one_job_that_is_stopped_has_not_done_its_part(run: Processes, catalog: Catalog) -> None:
+    stopped = run("tasks", "work", "--job", "night")
+    while not records.count_workers(catalog, "night"):
+        assert stopped.poll() is None, stopped.communicate()
+        time.sleep(0.05)
+    stopped.terminate()
+    assert stopped.wait(60) == 143  # SIGTERM's: Kubernetes has another pod do it
