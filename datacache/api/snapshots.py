@@ -13,12 +13,14 @@ from datacache.api.options import NamingOptions
 from datacache.api.progress import of_all_files, of_checks, of_files, of_frames, of_lines, of_words, shown, shows
 from datacache.catalog.refs import check_tag, resolve
 from datacache.core.counters import count
-from datacache.core.errors import SnapshotNotFoundError
+from datacache.core.engine import Engine
+from datacache.core.errors import SnapshotNotFoundError, UsageError
 from datacache.manifest.model import DatasetRecord, Naming, SnapshotRecord
 from datacache.manifest.reader import Manifest
 from datacache.settings import Settings, load_settings
 
 if TYPE_CHECKING:
+    from concurrent.futures import Executor
     from pathlib import Path
 
     from datacache.catalog.access import Access
@@ -325,6 +327,7 @@ def verify_snapshot(
     ref: str,
     *,
     read: bool = False,
+    on: str | Executor | None = None,
     settings: Settings | None = None,
     progress: Callable[[int, int], None] | None = None,
     unchecked: Callable[[int], None] | None = None,
@@ -332,20 +335,28 @@ def verify_snapshot(
     """Yield the files of a snapshot whose objects are missing, changed, damaged or unreadable, as they are found.
 
     Asks the stores, not the cache; with `read` every byte is read, and compared with what the store says of it.
-    `progress(done, files)`; at the end, with `read`, `unchecked(files)`: for so many no store says anything. Raises
-    `SnapshotNotFoundError`, `StoreUnavailableError` where a store is away.
+    `progress(done, files)`; at the end, with `read`, `unchecked(files)`: for so many no store says anything. Objects
+    are read `on` an engine, as in `convert`. Raises `SnapshotNotFoundError`, `StoreUnavailableError` where a store is
+    away.
     """
     from datacache.catalog.packs import stores_with_packs
-    from datacache.catalog.verify import THREADS, verify
+    from datacache.catalog.verify import THREADS, verify, verify_on
+    from datacache.executors.open import open_workers
 
     settings = settings or load_settings()
+    if on not in (None, "local") and not read:
+        raise UsageError("an engine reads objects", hint="Give read=True; a listing is compared here.")
     own_md5 = dataclasses.replace(settings, check_md5=False)  # `verify` judges them by all that it reads
     with closing(open_catalog(settings)) as catalog:
-        manifest = Manifest.open(resolve(catalog, ref).id, catalog.get_blobs)
+        id = resolve(catalog, ref).id
+        manifest = Manifest.open(id, catalog.get_blobs)
         with closing(stores_with_packs(own_md5, catalog.get_blobs)) as stores:
             threads = min(THREADS, settings.concurrency)
-            with shown(settings, progress, of_checks) as tell:
-                yield from verify(manifest, stores, read=read, threads=threads, progress=tell, unchecked=unchecked)
+            with shown(settings, progress, of_checks) as tell, open_workers(on, None, settings) as engine:
+                if isinstance(engine, Engine):
+                    yield from verify_on(engine, settings, id, manifest, progress=tell, unchecked=unchecked)
+                else:
+                    yield from verify(manifest, stores, read=read, threads=threads, progress=tell, unchecked=unchecked)
 
 
 @shows(of_files)

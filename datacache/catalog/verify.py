@@ -4,14 +4,15 @@ Used by `dsctl snapshot verify` and `api.verify_snapshot`. Listed objects are co
 for 1,000 of them; others are asked for one by one; files in packs are read. With `read`, all bytes are read and
 compared with the hash that is their name, with the store's checksum, or with an ETag that is their MD5; objects with
 none of these are counted. It asks the stores, not the cache. One thread, which has others at work; memory does not grow
-with the snapshot."""
+with the snapshot. An engine reads as well: its tasks are ranges of the manifest."""
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
+from dataclasses import replace
 from itertools import chain, islice
 from operator import attrgetter
 from typing import Literal, NamedTuple
@@ -19,7 +20,10 @@ from typing import Literal, NamedTuple
 from xxhash import xxh3_128
 
 from datacache.catalog.objects import parse_object_key
+from datacache.catalog.open import open_catalog_url
+from datacache.catalog.packs import stores_with_packs
 from datacache.core.concurrency import map_in_threads
+from datacache.core.engine import Engine
 from datacache.core.errors import (
     ChecksumError,
     CorruptManifestError,
@@ -31,9 +35,11 @@ from datacache.core.errors import (
     StoreUnavailableError,
 )
 from datacache.core.ids import ObjectRef
+from datacache.core.parallel import ordered_map
 from datacache.manifest.builder import Sorter
 from datacache.manifest.model import PACKS, Entry
 from datacache.manifest.reader import Manifest
+from datacache.settings import Settings
 from datacache.store.base import ObjectInfo, ObjectStore
 from datacache.store.bodies import digest_of
 from datacache.store.checksums import md5_etags, mismatch
@@ -103,20 +109,94 @@ def verify(
         unchecked(verifier.unchecked)
 
 
+class Verified(NamedTuple):
+    """The result of reading the objects of a range of a manifest."""
+
+    problems: list[Problem]
+    done: int
+    unchecked: int
+    suspects: list[tuple[str, Problem]]
+    """Store URLs and objects with another MD5 than their ETag."""
+    proven: list[str]
+    """Stores of which an object has the MD5 that its ETag says."""
+
+
+class RangesReader:
+    """Reads all objects of ranges of a snapshot's manifest, in a process of an engine."""
+
+    def __init__(self, settings: Settings, id: str) -> None:
+        """`id` is the snapshot's. `settings` leave MD5s to this module, as in `verify`."""
+        self._settings, self._id = settings, id
+
+    def lasts(self, _verified: Verified) -> bool:
+        """Tell a second start to look anew: objects may have changed since."""
+        return False
+
+    def work(self, number: int) -> Verified:
+        """Return what is wrong with the objects of a range. Raise what is more than a problem of one object."""
+        settings = replace(self._settings, check_md5=False)
+        with closing(open_catalog_url(settings.catalog, settings=settings, blob_cache_dir=settings.home)) as catalog:
+            manifest = Manifest.open(self._id, catalog.get_blobs)
+            with closing(stores_with_packs(settings, catalog.get_blobs)) as stores:
+                threads = min(THREADS, settings.concurrency)
+                verifier = _Verifier(manifest, stores, read=True, threads=threads, numbers=[number])
+                problems = [found for found in verifier.checked() if found is not None]
+                proven = [source.store for source in manifest.root.sources if md5_etags(source.store).proven]
+        return Verified(problems, verifier.done, verifier.unchecked, verifier.suspects, proven)
+
+
+def verify_on(
+    engine: Engine,
+    settings: Settings,
+    id: str,
+    manifest: Manifest,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+    unchecked: Callable[[int], None] | None = None,
+) -> Iterator[Problem]:
+    """Do what `verify` does with `read` for the snapshot `id`, by processes of an engine with settings of their own."""
+    done = bare = 0
+    suspects: list[tuple[str, Problem]] = []
+    proven: set[str] = set()
+    tasks = range(len(manifest.root.ranges))
+    for found in ordered_map(RangesReader(settings, id), tasks, processes=engine):
+        yield from found.problems
+        done, bare = done + found.done, bare + found.unchecked
+        suspects += found.suspects
+        proven.update(found.proven)
+        if progress is not None:
+            progress(done, manifest.root.files)
+    yield from (problem for store, problem in suspects if store in proven)
+    if unchecked is not None:
+        unchecked(bare + sum(store not in proven for store, _ in suspects))
+
+
 class _Verifier:
     """One run. Its generators yield None for each file that is fine."""
 
-    def __init__(self, manifest: Manifest, stores: Stores, *, read: bool, threads: int) -> None:
+    def __init__(
+        self, manifest: Manifest, stores: Stores, *, read: bool, threads: int, numbers: Sequence[int] | None = None
+    ) -> None:
+        """`numbers` are of the ranges to look at, None of all."""
         self._manifest, self._stores = manifest, stores
+        self._numbers = range(len(manifest.root.ranges)) if numbers is None else numbers
         self._read_all, self._threads = read, threads
         self._lock = threading.Lock()  # guards all but `done`
         self._unanswered = 0
-        self._suspects: list[tuple[str, Problem]] = []
+        self.suspects: list[tuple[str, Problem]] = []
         """Store URLs and objects with another MD5 than their ETag, which need not be an MD5."""
         self.unchecked = 0
         self.done = 0
 
     def all(self) -> Iterator[Problem | None]:
+        yield from self.checked()
+        for store_url, suspect in self.suspects:
+            if md5_etags(store_url).proven:
+                yield suspect
+            else:
+                self.unchecked += 1
+
+    def checked(self) -> Iterator[Problem | None]:
         for number, source in enumerate(self._manifest.root.sources):
             store = self._stores.get(source.store)
             if self._read_all or source == PACKS:
@@ -128,17 +208,13 @@ class _Verifier:
             for problem in found:
                 self.done += 1
                 yield problem
-        for store_url, suspect in self._suspects:
-            if md5_etags(store_url).proven:
-                yield suspect
-            else:
-                self.unchecked += 1
 
     def _items(self, number: int) -> Iterator[_Item]:
-        for entry in self._manifest.entries():
-            if entry.source == number and entry.has_object:
-                ref = self._manifest.object_ref(entry)
-                yield _Item(ref.key.encode("utf-8", "surrogateescape"), entry, ref)
+        for held in self._manifest.ranges(self._numbers):
+            for entry in map(held.entry, range(len(held.paths))):
+                if entry.source == number and entry.has_object:
+                    ref = self._manifest.object_ref(entry)
+                    yield _Item(ref.key.encode("utf-8", "surrogateescape"), entry, ref)
 
     def _listed(self, store: ObjectStore, prefix: str, items: Iterator[_Item]) -> Iterator[Problem | None]:
         """Compare objects that a listing can show with one, in the order of keys; ask for the others."""
@@ -255,7 +331,7 @@ class _Verifier:
                 md5_etags(ref.store).proven = True
         elif md5:
             with self._lock:
-                self._suspects.append((ref.store, _problem(item, mismatch(ref, expected, found))))
+                self.suspects.append((ref.store, _problem(item, mismatch(ref, expected, found))))
         else:
             raise mismatch(ref, expected, found)
 

@@ -12,8 +12,9 @@ from collections import Counter
 import click
 
 from datacache import api
+from datacache.core.errors import UsageError
 from datacache.settings import format_bytes
-from dataset_cli.app import App, SnapshotRef, command, listing_options, most_listed
+from dataset_cli.app import App, SnapshotRef, command, listing_options, most_listed, on_option
 from dataset_cli.output import Lines, printable
 
 KINDS = ("missing", "changed", "damaged", "unreadable")
@@ -22,13 +23,16 @@ KINDS = ("missing", "changed", "damaged", "unreadable")
 @command()
 @click.argument("ref", type=SnapshotRef())
 @click.option("--read", is_flag=True, help="Read every byte, and compare it with the store's checksum.")
+@on_option
 @listing_options("problems")
-def verify(app: App, *, ref: str, read: bool, limit: int | None, everything: bool) -> int:
+def verify(app: App, *, ref: str, read: bool, on: str | None, limit: int | None, everything: bool) -> int:
     """Check that every object is still what the snapshot says.
 
     Asks the stores, not the cache: sizes, ETags and versions, or with --read all bytes. Exit code 1 if an object is
     missing, changed, damaged or unreadable. Some stores have no checksum of some objects: it says how many there are.
     """
+    if on is not None and not read:
+        raise UsageError("--on is for --read", hint="Without --read objects are listed, which one process does.")
     most = most_listed(app, limit, everything)
     record = app.resolve(ref)
     counts: Counter[str] = Counter()
@@ -42,7 +46,7 @@ def verify(app: App, *, ref: str, read: bool, limit: int | None, everything: boo
 
             exact = f"{record.dataset}@{record.id}"
             for kind, raw, url, message in api.verify_snapshot(
-                exact, read=read, settings=app.settings, progress=show, unchecked=unchecked.append
+                exact, read=read, on=on, settings=app.settings, progress=show, unchecked=unchecked.append
             ):
                 counts[kind] += 1
                 path = raw.decode("utf-8", "surrogateescape")

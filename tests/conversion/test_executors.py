@@ -137,6 +137,32 @@ def test_images_that_are_gone_when_it_is_started_again_are_made_again(
     assert not list(api.verify_snapshot("again", read=True, settings=settings))
 
 
+def test_verifying_elsewhere_finds_what_verifying_here_does(
+    settings: Settings, faces: Path, make: Callable[[Path], str], elsewhere: Executor
+) -> None:
+    ref = make(faces)
+    small = api.convert(ref, to="yolo", resize="16x16", name="small", settings=settings, processes=1).record.ref
+    images = sorted((settings.home / "objects").rglob("*-*"))
+    images[3].unlink()
+    images[5].write_bytes(bytes(images[5].stat().st_size))
+    (faces / "JPEGImages" / "000001.jpg").write_bytes(b"other")
+    for each, kinds in ((ref, ["changed"]), (small, ["changed", "missing"])):
+        counts: dict[bool, list[int]] = {True: [], False: []}
+        found = [
+            sorted(
+                api.verify_snapshot(
+                    each, read=True, settings=settings, unchecked=counts[where is None].append, on=where
+                )
+            )
+            for where in (None, elsewhere)
+        ]
+        assert found[0] == found[1]
+        assert [problem.kind for problem in found[0]] == kinds
+        assert counts[True] == counts[False]
+    with pytest.raises(UsageError, match="an engine reads objects"):
+        list(api.verify_snapshot(ref, settings=settings, on=elsewhere))
+
+
 def test_a_password_of_the_catalog_does_not_travel(settings: Settings, elsewhere: Executor) -> None:
     secret = replace(settings, catalog="mongodb://user:secret@nowhere/catalog")
     travelled = engine.pickled(secret)

@@ -19,6 +19,7 @@ _OURS = frozenset(
     {
         "datacache.api.opening.open_snapshot",
         "datacache.catalog.objects._ElsewhereWriter",
+        "datacache.catalog.verify.RangesReader",
         "datacache.conversion.dedupe._Hasher",
         "datacache.conversion.files.Files",
         "datacache.conversion.files._new_threads",
