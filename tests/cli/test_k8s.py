@@ -126,6 +126,16 @@ def test_what_a_static_volume_was_can_be_forgotten(dsctl: Dsctl, snapshot: str) 
         assert volume_snapshot(catalog, "handle", "faces/mask@V1.0", lambda: "another") == "another"
 
 
+def test_a_data_set_is_given_to_a_resource_and_taken_from_it(dsctl: Dsctl) -> None:
+    assert dsctl("k8s", "assign", "mask", "--json").json == {"name": "mask", "resource": None}
+    assert dsctl("k8s", "assign", "mask", "team-a/faces").out == "mask is made by the DataSet team-a/faces\n"
+    assert dsctl("k8s", "assign", "mask", "--json").json == {"name": "mask", "resource": "team-a/faces"}
+    done = dsctl("k8s", "assign", "mask", "faces", "--json")
+    assert (done.code, done.error["type"]) == (2, "UsageError")
+    assert dsctl("k8s", "assign", "mask", "team-b/faces", "--none").code == 2
+    assert dsctl("k8s", "assign", "mask", "--none").out == "mask is made by no DataSet\n"
+
+
 def test_a_snapshot_that_is_not_there_is_the_usual_error(dsctl: Dsctl, snapshot: str) -> None:
     done = dsctl("k8s", "pvc", "faces/mask@v9", "--json")
     assert done.code == 1
