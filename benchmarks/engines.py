@@ -2,7 +2,8 @@
 
 A Dask with a process for each worker and a Ray run on this machine. Each run has a home of its own, so annotations are
 read, images decoded and stored, and shards written each time. CPU seconds are those of the command and of the engine's
-processes. With `--kill` two workers are killed in each conversion on an engine, and the result is compared as ever.
+processes. With `--kill` two workers are killed in each conversion on an engine (Dask gets two more before, Ray starts
+others), and the result is compared as ever.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ def main() -> None:
     ):
         images = work.folder("images")
         draw_faces(images, count=args.images, width=160, height=120)
-        dask = started.enter_context(DaskCluster(work.folder("dask"), workers=args.processes))
+        dask = started.enter_context(DaskCluster(work.folder("dask"), workers=args.processes + 2 * args.kill))
         ray = started.enter_context(RayCluster(work.folder("ray"), cpus=args.processes))
         ways = _Contestants(work, images, args.processes, args.kill)
         found = rounds_of(

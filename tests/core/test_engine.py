@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copyreg
 import multiprocessing
+import pickle
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from pathlib import Path
@@ -92,6 +94,38 @@ def test_a_second_start_does_only_what_the_first_did_not(tmp_path: Path, noted: 
     with open_engine(Inline(), tmp_path) as engine:
         assert list(ordered_map(worker, range(20), processes=engine)) == [n * n for n in range(20)]
     assert {number: count for number, count in worker.counts().items() if number < 7} == dict.fromkeys(range(7), 1)
+
+
+class FirstInterrupted(Inline):
+    """Is interrupted while it waits for what it was given first; all else is done by then."""
+
+    waited = False
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        if self.waited:
+            return super().submit(fn, *args, **kwargs)
+        self.waited = True
+        future: Future[Any] = Future()
+        future.set_exception(KeyboardInterrupt())
+        return future
+
+
+def test_what_came_before_its_turn_is_not_done_again(tmp_path: Path, noted: Path) -> None:
+    worker = Note(noted)
+    with pytest.raises(KeyboardInterrupt), open_engine(FirstInterrupted(), tmp_path) as engine:
+        list(ordered_map(worker, range(20), processes=engine))
+    before = worker.counts()
+    assert before
+    assert 0 not in before
+    with open_engine(Inline(), tmp_path) as engine:
+        assert list(ordered_map(worker, range(20), processes=engine)) == [n * n for n in range(20)]
+    assert worker.counts() == dict.fromkeys(range(20), 1)
+
+
+def test_errors_travel_by_no_pickler_that_others_have_registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(copyreg.dispatch_table, UsageError, lambda _error: (print, ()))
+    travelled = pickle.loads(engines.pickled(UsageError("wrong", hint="Mend it.")))
+    assert (type(travelled), travelled.message, travelled.hint) == (UsageError, "wrong", "Mend it.")
 
 
 def test_what_an_engine_lost_is_sent_again(tmp_path: Path, noted: Path) -> None:

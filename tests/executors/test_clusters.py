@@ -22,7 +22,6 @@ from tests.executors.gated import Gate, convert
 from tests.promises import promise
 from tests.servers import DaskCluster, RayCluster
 
-COUNT = 600
 _TIMEOUT_S = 100.0
 
 
@@ -45,10 +44,10 @@ def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
             yield Cluster(ray.url, ray.workers)
 
 
-@pytest.fixture(scope="module")
-def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=[600, pytest.param(20_000, marks=pytest.mark.long)])
+def drawn(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("drawn")
-    draw_faces(folder, count=COUNT, width=64, height=48)
+    draw_faces(folder, count=request.param, width=64, height=48)
     return folder
 
 
