@@ -2,8 +2,8 @@
 
 A thread of the daemon (of its first process) counts every half minute, and writes where something has changed by more
 than a hair, or so that others see that the node lives (`catalog.holdings`). It looks at a sample of each snapshot's
-blocks, drawn once from the manifest, so a count costs half a millisecond a snapshot, however large it is: a snapshot of
-up to 512 blocks is counted whole, of a larger one the share is right to about two in a hundred, less so where few files
+blocks, drawn once from the manifest, so a count takes a millisecond a snapshot, however large it is: a snapshot of up
+to 512 blocks is counted whole, of a larger one the share is right to about two in a hundred, less so where few files
 have most of the bytes.
 
 Counted are the snapshots that are mounted here, and of each data set with blocks in the cache the tagged and newest
@@ -15,7 +15,10 @@ from __future__ import annotations
 import logging
 import threading
 from array import array
+from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,7 +36,7 @@ _RENEW_EVERY_S = HOLDING_LEASE_S / 3
 _LIST_EVERY_S = 120.0
 """How often data sets are asked for the snapshots that they list by now."""
 _SAMPLE_BLOCKS = 512
-_SAMPLE_RANGES = 32
+_SAMPLE_RANGES = 128
 _OF_A_DATASET = 8
 _LEAST_SHARE = 0.01
 _CHANGED_BY = 0.02
@@ -63,18 +66,22 @@ class BlockSample(NamedTuple):
 def sample_blocks(manifest: Manifest) -> BlockSample:
     """Draw blocks evenly from a snapshot's rows: all of them, if they are few."""
     blocks, weights = bytearray(), array("d")
-    ranges = manifest.root.ranges
-    numbers = _evenly(len(ranges), _SAMPLE_RANGES)
-    rows = sum(ranges[number].rows for number in numbers)
-    for held in manifest.ranges(numbers):
-        count = len(held.paths)
-        for at in _evenly(count, max(1, _SAMPLE_BLOCKS * count // rows)) if rows > _SAMPLE_BLOCKS else range(count):
+    rows, per_object = manifest.rows, max(1, _SAMPLE_BLOCKS // max(1, min(manifest.rows, _SAMPLE_BLOCKS)))
+    if rows <= _SAMPLE_BLOCKS:
+        wanted = {number: info.rows for number, info in enumerate(manifest.root.ranges)}
+    else:
+        # Ranges have very different sizes: each stands for as many rows as the others.
+        first_rows = list(accumulate((info.rows for info in manifest.root.ranges), initial=0))
+        hits = Counter(bisect_right(first_rows, row) - 1 for row in _evenly(rows, _SAMPLE_RANGES))
+        wanted = {number: count * _SAMPLE_BLOCKS // _SAMPLE_RANGES for number, count in hits.items()}
+    for number_of, held in zip(wanted, manifest.ranges(list(wanted)), strict=True):
+        for at in _evenly(len(held.paths), wanted[number_of]):
             entry = held.entry(at)
             if not (entry.size_bytes and entry.has_object):
                 continue
             object = object_id(manifest.object_ref(entry))
             whole = block_count(entry.size_bytes)
-            some = _evenly(whole, max(1, _SAMPLE_BLOCKS // min(rows, _SAMPLE_BLOCKS)))
+            some = _evenly(whole, per_object)
             for number in some:
                 blocks += block_id(object, number)
                 all_of_it = len(some) == whole
