@@ -51,6 +51,7 @@ def create_snapshot(
     follow_links: bool = False,
     attributes: bool = False,
     links: Links | None = None,
+    inventory: str = "",
     processes: int | None = None,
     settings: Settings | None = None,
     progress: Callable[[int, int], None] | None = None,
@@ -72,10 +73,13 @@ def create_snapshot(
     request for each object.
 
     A prefix of `s3://` with more than some thousand objects is listed by worker processes, which are made by `fork()`:
-    `processes` of them, a few more than there are cores if it is None, none with 1.
+    `processes` of them, a few more than there are cores if it is None, none with 1. `inventory` is the URL of the
+    `manifest.json` of an Amazon S3 Inventory of the bucket, which is read in place of a listing: the snapshot is that
+    of a listing when the report was made. `ImportFailedError` for one that cannot be used.
     """
     from datacache.catalog.create import THREADS, ListedPlace, ObjectAttributes, create_copied_snapshot
     from datacache.catalog.create import create_snapshot as create
+    from datacache.catalog.inventory import Inventory
     from datacache.catalog.objects import ObjectWriter
     from datacache.store.local.store import LocalStore
     from datacache.store.local.walk import Links
@@ -99,6 +103,12 @@ def create_snapshot(
             bucket = stack.enter_context(closing(open_bucket_backend(store_url, settings)))
             timeout_s = settings.store_timeout_s
             look = ObjectAttributes(bucket, prefix, links, timeout_s=timeout_s, threads=threads).page
+        report = None
+        if inventory:
+            if attributes or not store_url.startswith("s3://"):
+                raise UsageError("an inventory is for s3:// and has no attributes of objects")
+            of = stack.enter_context(closing(open_store(Inventory.split(inventory)[0], settings)))
+            report = Inventory(of, inventory, store_url)
         place = ListedPlace(
             store=store,
             prefix=prefix,
@@ -106,6 +116,7 @@ def create_snapshot(
             progress=progress,
             look=look,
             warnings=lambda: _links_warnings(links, store_url),
+            inventory=report,
             processes=processes,
         )
         if not (copy or pin):

@@ -8,6 +8,8 @@ leave the listing with the keys of their copies, otherwise unchanged, so a diff 
 no change. Copies of an earlier snapshot of the same place are not even read again. Memory is bounded by the bytes in
 flight.
 
+An S3 Inventory (`catalog/inventory.py`) can take the listing's place.
+
 `ObjectAttributes` adds to a listing (with `--attributes`) permissions and links from the metadata of objects, as a
 read-write mount or s3fs-fuse wrote them; that costs a request for each object. One thread, which has others at work."""
 
@@ -22,6 +24,7 @@ from dataclasses import dataclass, replace
 
 from datacache.catalog.base import Catalog
 from datacache.catalog.commit import check_target, commit_manifest, known_blobs
+from datacache.catalog.inventory import Inventory
 from datacache.catalog.listing import encode, entry_of, pages_and_parts
 from datacache.catalog.objects import MAX_OBJECT_BYTES, ObjectWriter
 from datacache.core.concurrency import map_in_threads
@@ -67,19 +70,26 @@ class ListedPlace:
     """Gives the objects of a page with their attributes."""
     warnings: Callable[[], Sequence[str]] = tuple
     """Called after the listing."""
+    inventory: Inventory | None = None
+    """A report that is read in place of a listing."""
     processes: int | None = None
     """How many list a bucket that has many objects; None for a few more than there are cores."""
 
     def entries(self) -> Iterator[Entry]:
         """Yield all entries in order."""
-        return self._listed() if self.store.sorted_listing else iter(sorted_entries(self._listed()))
+        listed = self._counted()
+        return listed if self.store.sorted_listing and self.inventory is None else sorted_entries(listed)
 
-    def _listed(self) -> Iterator[Entry]:
+    def _counted(self) -> Iterator[Entry]:
         files = size = 0
-        for page in self.store.list(self.prefix):
-            entries = self._entries_of(page)
+        for entries in self._pages():
             yield from entries
             files, size = self._done(files + len(entries), size + sum(entry.size_bytes for entry in entries))
+
+    def _pages(self) -> Iterator[list[Entry]]:
+        if self.inventory is not None:
+            return self.inventory.pages(self.prefix)
+        return map(self._entries_of, self.store.list(self.prefix))
 
     def _entries_of(self, page: list[ObjectInfo]) -> list[Entry]:
         skip = len(self.prefix)
@@ -94,7 +104,7 @@ class ListedPlace:
 
     def fill(self, builder: ManifestBuilder, source: Source, known: Collection[BlobId]) -> None:
         """Add all entries to a builder. Where a bucket has many, several processes list them."""
-        if self.look is not None or not self.store.sorted_listing:
+        if self.look is not None or self.inventory is not None or not self.store.sorted_listing:
             for entry in self.entries():
                 builder.add(entry)
             return
@@ -123,6 +133,8 @@ def create_snapshot(
     the dataset is something else and `replace` is false.
     """
     parameters = {"from": place.origin}
+    if place.inventory is not None:
+        parameters["inventory"] = place.inventory.url
     source = Source(place.store.url, place.prefix)
     if copier is not None:
         source = copier.writer.source

@@ -90,6 +90,7 @@ def _short(input: str) -> str:
 @click.option("--check-copies", is_flag=True, help="With --copy: ask for each copy that earlier snapshots have, too.")
 @click.option("--follow-links", is_flag=True, help="Of a folder: take along what links out of it lead to.")
 @click.option("--attributes", is_flag=True, help="Keep permissions and buckets' links; asks for each object.")
+@click.option("--inventory", metavar="URL", help="Read this manifest.json of an S3 Inventory in place of a listing.")
 @import_options
 def create(
     app: App,
@@ -103,6 +104,7 @@ def create(
     check_copies: bool,
     follow_links: bool,
     attributes: bool,
+    inventory: str | None,
     **imports: Any,
 ) -> None:
     """Give a name and a version to all that lies under URL, to what JSON lines name, or to an annotation tool's export.
@@ -112,6 +114,7 @@ def create(
     """
     copy |= pin
     of_a_url = {"--check-copies": check_copies, "--follow-links": follow_links, "--attributes": attributes}
+    of_a_url["--inventory"] = bool(inventory)
     for option, given in of_a_url.items():
         if given and (url is None or imports["frames"] is not None):
             raise click.UsageError(f"{option} is for --from" + (" without --frames" if url else ""))
@@ -126,7 +129,8 @@ def create(
         raise click.UsageError("--objects and --check-copies are for --copy")
     before, links = api.unchecked_objects(), api.Links()
     done = "copied " if copy else ""
-    with app.out.progress(f"{'copying' if copy else 'listing'} {url}") as bar:
+    doing = "copying" if copy else "reading the inventory of" if inventory else "listing"
+    with app.out.progress(f"{doing} {url}") as bar:
         record = api.create_snapshot(
             name,
             url,
@@ -134,6 +138,7 @@ def create(
             check_copies=check_copies,
             follow_links=follow_links,
             attributes=attributes,
+            inventory=inventory or "",
             links=links,
             progress=lambda files, size: bar.update(f"{done}{files:,} objects, {format_bytes(size)}"),
             **options,

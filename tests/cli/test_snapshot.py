@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import os
 from contextlib import closing
 from dataclasses import replace
+from hashlib import md5
 from pathlib import Path
 
 import pytest
@@ -14,6 +17,7 @@ from datacache.core.errors import SnapshotNotFoundError, TagExistsError
 from datacache.settings import Settings
 from tests.cli.conftest import Dsctl
 from tests.promises import promise
+from tests.servers import RcloneS3
 
 KEYS = {
     "name",
@@ -266,3 +270,20 @@ def test_a_reference_that_cannot_be_written_or_is_of_nothing_is_wrong_usage_and_
         done = dsctl(*words, "--output-ref", tmp_path / "ref")
         assert done.code == 2, words
         assert "--as" in done.err
+
+
+def test_a_snapshot_is_made_of_an_inventory(dsctl: Dsctl, rclone_s3: RcloneS3) -> None:
+    buckets = [rclone_s3.make_bucket(name) for name in ("inventoried", "inventories")]
+    row = '"inventoried","faces/a%2Bb.jpg","3","2026-01-31T00:00:00.000Z","d41d8cd98f00b204e9800998ecf8427e"\n'
+    rows = gzip.compress(row.encode())
+    (buckets[1] / "rows.csv.gz").write_bytes(rows)
+    listed = {"key": "rows.csv.gz", "size": len(rows), "MD5checksum": md5(rows).hexdigest()}
+    manifest = {"sourceBucket": "inventoried", "fileFormat": "CSV", "files": [listed]}
+    manifest["fileSchema"] = "Bucket, Key, Size, LastModifiedDate, ETag"
+    (buckets[1] / "manifest.json").write_text(json.dumps(manifest))
+    words = ("snapshot", "create", "faces", "--from", "s3://inventoried/faces")
+    made = dsctl(*words, "--inventory", "s3://inventories/manifest.json", "--json", **rclone_s3.env())
+    assert made.code == 0, made.err
+    assert (made.json["files"], made.json["bytes"]) == (1, 3)
+    shown = dsctl("snapshot", "show", "faces", "--files", "--json").json
+    assert [entry["path"] for entry in shown["entries"]] == ["a+b.jpg"]

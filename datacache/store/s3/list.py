@@ -116,13 +116,13 @@ def _objects(root: ET.Element, space: str) -> list[ObjectInfo]:
         fields = {child.tag: child.text for child in item}
         key = fields[key_tag] or ""
         if encoded and ("%" in key or "+" in key):
-            key = _decoded(key)
+            key = decoded_key(key)
         size_bytes = int(fields[size_tag] or 0)
         if size_bytes >> 63:
             raise ValueError("a size that no object has")
         page.append(
             ObjectInfo(
-                key, size_bytes, _nanoseconds(fields.get(time_tag) or "", seconds), plain_etag(fields.get(etag_tag))
+                key, size_bytes, nanoseconds(fields.get(time_tag) or "", seconds), plain_etag(fields.get(etag_tag))
             )
         )
     return page
@@ -131,7 +131,7 @@ def _objects(root: ET.Element, space: str) -> list[ObjectInfo]:
 def _folders(root: ET.Element, space: str) -> list[str]:
     encoded = root.findtext(f"{space}EncodingType") == "url"
     folders = [text or "" for text in (e.findtext(f"{space}Prefix") for e in root.iterfind(f"{space}CommonPrefixes"))]
-    return [_decoded(f) if encoded and ("%" in f or "+" in f) else f for f in folders]
+    return [decoded_key(f) if encoded and ("%" in f or "+" in f) else f for f in folders]
 
 
 def parse_answer(document: bytes, store_url: str, name: str) -> tuple[ET.Element, str]:
@@ -152,7 +152,7 @@ def parse_answer(document: bytes, store_url: str, name: str) -> tuple[ET.Element
     return root, space + found
 
 
-def _decoded(key: str) -> str:
+def decoded_key(key: str) -> str:
     """Decode a key of a listing with `encoding-type=url`, which is form encoding: '+' is a space (AWS), '+' itself
     %2B."""
     # Ceph encodes every slash. '%' itself is always encoded, so this cannot hit the middle of something.
@@ -162,7 +162,7 @@ def _decoded(key: str) -> str:
     return key
 
 
-def _nanoseconds(text: str, seconds: dict[str, int]) -> int:
+def nanoseconds(text: str, seconds: dict[str, int]) -> int:
     """Return `2026-01-31T10:20:30.123Z` in ns since the epoch; 0 for anything else. Objects of a page share their
     seconds."""
     whole, fraction = text[:19], text[20:].rstrip("Z")
