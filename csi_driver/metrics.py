@@ -1,5 +1,6 @@
 """The driver's port for Prometheus and probes: `/metrics` and `/healthz` over HTTP, without secrets and without
-names of objects, buckets and places, as whoever reaches a node's address can read it.
+names of objects, buckets and places, as whoever reaches a node's address can read it; of data sets and namespaces where
+the setting `metrics_names` says so.
 
 Used by `__main__`. `/metrics` is the node's: the cache daemon's over its Unix socket, those of read-write mounts, and a
 few of the driver itself. What does not answer soon is left out, and counted. `COUNTS` is filled by `server` and the
@@ -107,7 +108,7 @@ class NodeMetrics:
 
     def _daemon(self) -> str | None:
         client = api.running_daemon(self._settings)
-        return None if client is None else client.metrics()
+        return None if client is None else client.metrics(names=self._settings.metrics_names)
 
     def _ask(self, whose: str, question: Callable[[], T]) -> T | None:
         try:

@@ -129,6 +129,8 @@ class Settings:
     """Show how far long calls are: in a notebook, and on a terminal."""
     access: str = "all"
     """Which namespaces of Kubernetes a data set is open to that has no list of its own: `all` or `none`."""
+    metrics_names: bool = False
+    """True if the metrics that a node serves name data sets and namespaces."""
     ui_hosts: tuple[str, ...] = ()
     """Names and addresses, beside those of this machine, by which browsers reach the page of `dsctl ui`."""
     ui_user_header: str = ""
@@ -460,6 +462,7 @@ _PARSERS: dict[str, Any] = {
     "mount_host": _path,
     "log_level": _parse_choice("debug", "info", "warning", "error"),
     "progress": _parse_bool,
+    "metrics_names": _parse_bool,
     "access": _parse_choice("all", "none"),
     "ui_hosts": _parse_hosts,
     "ui_user_header": _parse_header,

@@ -3,6 +3,7 @@
 A reader that finds a block itself tells nobody, so the daemon learns of hits by adding up these files: one a process,
 which holds a lock on it (flock(2)) for as long as it lives. Pids would not do: containers have some of their own. They
 survive `kill -9`; the daemon folds those that nobody holds into one and removes them. The folder must lie in memory.
+What concerns one data set is counted in a folder of its own in that folder (`folder_of_dataset`), by the same names.
 
 Counts and times in messages: `1 link`, `1,204 links`, `1 min 15 s`. Used wherever something is said to people; any
 thread.
@@ -15,6 +16,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from urllib.parse import quote, unquote
 
 from datacache.core import lockfile
 from datacache.core.concurrency import PerProcess
@@ -43,6 +45,7 @@ MISSES, MISS_BYTES, DIRECT_READS, BROKEN_BLOCKS, LOADER_STEPS = range(4, 9)  # h
 LOADER = NAMES[LOADER_STEPS:]
 _FILE_BYTES = 8 * len(NAMES)
 _FOLDED = "past"
+_OF, _MAX_NAME = "of-", 200
 
 
 class Counters:
@@ -97,20 +100,43 @@ def counters_of(folder: Path, make: Callable[[Path], None]) -> Counters:
     return _all.setdefault(folder, Counters(folder, make))
 
 
+def folder_of_dataset(folder: Path, dataset: str) -> Path:
+    """Return the folder of a data set's counters; that of all, if its name is too long for one."""
+    name = _OF + quote(dataset, safe="")
+    return folder / name if dataset and len(name) <= _MAX_NAME else folder
+
+
 def totals(folder: Path) -> dict[str, int]:
-    """Return the sum over all processes, dead ones included."""
+    """Return the sum over all processes and data sets, dead ones included."""
     sums = [0] * len(NAMES)
-    with contextlib.suppress(OSError):
-        for path in folder.iterdir():
-            _add_file(sums, path)
+    for each in (folder, *_folders_in(folder)):
+        with contextlib.suppress(OSError):
+            for path in each.iterdir():
+                _add_file(sums, path)
     return dict(zip(NAMES, sums, strict=True))
 
 
+def totals_by_dataset(folder: Path) -> dict[str, dict[str, int]]:
+    """Return `totals` of each data set."""
+    return {unquote(each.name.removeprefix(_OF)): totals(each) for each in _folders_in(folder)}
+
+
+def _folders_in(folder: Path) -> list[Path]:
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        return sorted(folder / entry.name for entry in entries if entry.name.startswith(_OF))
+    return []
+
+
 def fold(folder: Path) -> None:
-    """Add the files of dead processes to one and remove them. One process at a time (the daemon). What cannot be
-    folded now (a full disk) stays as it is."""
+    """Add the files of dead processes to one for each folder, and remove them. One process at a time (the daemon). What
+    cannot be folded now (a full disk) stays as it is."""
+    for each in (folder, *_folders_in(folder)):
+        _fold(each)
+
+
+def _fold(folder: Path) -> None:
     with contextlib.suppress(OSError):
-        for path in [path for path in folder.iterdir() if path.name != _FOLDED]:
+        for path in [path for path in folder.iterdir() if path.name != _FOLDED and not path.name.startswith(_OF)]:
             fd = lockfile.open_locked(path, os.O_RDWR)
             if fd is None:  # its process lives
                 continue

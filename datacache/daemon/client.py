@@ -344,9 +344,10 @@ class DaemonClient:
         """Have a node own no blocks any more; '' is this one. `UsageError` if the cluster has none of this name."""
         return self._call("drain", {"node": node})
 
-    def metrics(self) -> str:
-        """Return the metrics as Prometheus text."""
-        return bytes(self._ask(lambda of: of.call("metrics", b""), timeout_s=_LOOK_TIMEOUT_S)).decode()
+    def metrics(self, *, names: bool = False) -> str:
+        """Return the metrics as Prometheus text; with `names` also by data set and namespace."""
+        fields = b'{"names": "yes"}' if names else b""
+        return bytes(self._ask(lambda of: of.call("metrics", fields), timeout_s=_LOOK_TIMEOUT_S)).decode()
 
     def stop(self) -> None:
         """Stop the daemon and wait until it is gone. `DaemonSilentError` names the process of one that does not

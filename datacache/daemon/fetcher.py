@@ -173,6 +173,8 @@ class Fetcher:
         each for the interpreter once more."""
         self._got_at = 0.0
         self.stats = FetchStats()
+        self.fetched_of: dict[str, int] = {}
+        """Bytes fetched from stores, by data set."""
 
     def present(self, block: BlockId) -> bool:
         """Tell whether a block is on this node by the index and the file it names. A block that the index has and the
@@ -450,6 +452,7 @@ class Fetcher:
             if given is None:
                 self.stats.fetched += 1
                 self.stats.fetched_bytes += length
+                self.fetched_of[dataset] = self.fetched_of.get(dataset, 0) + length
                 self.stats.get_s += took_s
                 self.stats.get_counts[bisect_left(LATENCY_BOUNDS_S, took_s)] += 1
 

@@ -10,8 +10,9 @@ from datacache.cluster.peers import PeerStats
 from datacache.daemon.fetcher import LATENCY_BOUNDS_S
 
 
-def render_metrics(state: dict[str, Any]) -> str:
-    """Return the metrics for the state that the operation `cache` tells. It names no credential and no object."""
+def render_metrics(state: dict[str, Any], *, names: bool = False) -> str:
+    """Return the metrics for the state that the operation `cache` tells. They name no credential and no object, and
+    data sets and namespaces only with `names`."""
     lines: list[str] = []
 
     def metric(name: str, kind: str, text: str, samples: float | list[tuple[str, float]]) -> None:
@@ -85,4 +86,31 @@ def render_metrics(state: dict[str, Any]) -> str:
     members = [(f'{{state="{state}"}}', float(states.count(state))) for state in STATES]
     metric("cluster_members", "gauge", "Nodes of the cluster that this node knows of, itself counted.", members)
     metric("daemon_max_memory_bytes", "gauge", "Peak resident memory of the daemon.", state["memory_bytes"])
+    for owner, of in (
+        (("dataset", "a data set"), ("namespace", "a namespace, of shared ones its part")) if names else ()
+    ):
+
+        def by_owner(field: str, owner: str = owner) -> list[tuple[str, float]]:
+            return [(f'{{{owner}="{_escaped(each["name"])}"}}', each[field]) for each in state[f"by_{owner}"]]
+
+        metric(f"{owner}_held_bytes", "gauge", f"Bytes of {of}, that the disk has.", by_owner("held_bytes"))
+        metric(f"{owner}_hits_total", "counter", f"Block reads of {of}, answered from a tier.", by_owner("hits"))
+        metric(f"{owner}_hit_bytes_total", "counter", f"Bytes of {of}, answered from a tier.", by_owner("hit_bytes"))
+        metric(f"{owner}_misses_total", "counter", f"Block reads of {of}, not on the node.", by_owner("misses"))
+        metric(f"{owner}_miss_bytes_total", "counter", f"Bytes read of {of}, not on the node.", by_owner("miss_bytes"))
+        fetched = f"Bytes of {of}, fetched from stores."
+        metric(f"{owner}_fetched_bytes_total", "counter", fetched, by_owner("fetched_bytes"))
+        evicted = f"Bytes of {of}, evicted from the disk."
+        metric(f"{owner}_evicted_bytes_total", "counter", evicted, by_owner("evicted_bytes"))
+    if names:
+        limits = [
+            (each["name"], each["limit_bytes"]) for each in state["namespaces"] if each["limit_bytes"] is not None
+        ]
+        quotas = [(f'{{namespace="{_escaped(name)}"}}', float(limit)) for name, limit in limits]
+        metric("namespace_limit_bytes", "gauge", "Bytes of this node's disk that a namespace may have.", quotas)
     return "\n".join(lines) + "\n"
+
+
+def _escaped(text: str) -> str:
+    """Return a label's value as the format wants it."""
+    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

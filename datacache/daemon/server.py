@@ -16,7 +16,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from functools import partial
@@ -40,6 +40,7 @@ from datacache.daemon.metrics import render_metrics
 from datacache.daemon.mount_leases import MountLeases
 from datacache.daemon.orders.lookahead import Lookaheads
 from datacache.daemon.orders.plan_file import decode_header
+from datacache.daemon.owners import OwnerCounts
 from datacache.daemon.parts import OtherParts, PartProcesses, add_up, ask_part, child_environment
 from datacache.daemon.pulse import Pulse
 from datacache.daemon.turns import Sends, TurnKind
@@ -54,6 +55,7 @@ from datacache.settings import Settings
 from datacache.store.checksums import TALLY
 from datacache.store.credentials import Environments, store_fingerprint
 from datacache.tiers.eviction import Shares
+from datacache.tiers.index import TIER_NAMES
 from datacache.tiers.local import LocalBlocks
 from datacache.tiers.memory import counters_dir
 from datacache.tiers.tenants import ANY_OTHER
@@ -150,6 +152,7 @@ class Daemon:
                 datasets=self._cached_datasets,
             )
         self._sends = Sends()
+        self._owners = OwnerCounts()
         self._considered: set[str] = set()
         self._chores = ThreadPoolExecutor(2, thread_name_prefix="chore")
         self._started = time.monotonic()
@@ -390,7 +393,8 @@ class Daemon:
         return self._added_up("cache", self._written(self._cache_state))
 
     def _cache_state(self) -> dict[str, Any]:
-        counted = counters.totals(counters_dir(self._settings.home, self._settings.ram_dir))
+        folder = counters_dir(self._settings.home, self._settings.ram_dir)
+        counted = counters.totals(folder)
         loader = {name: counted.pop(name) for name in counters.LOADER}
         hits = counted["ram_hits"] + counted["ssd_hits"]
         reads = hits + counted["misses"]
@@ -412,6 +416,7 @@ class Daemon:
             ],
             "datasets": [{"name": name, "ssd_bytes": size} for name, size in sorted(datasets.items())],
             "namespaces": self._namespaces(),
+            **self._by_owner({} if self._part.number else counters.totals_by_dataset(folder)),  # reads are of all parts
             "memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
             "checks": dict(zip(("right", "wrong"), TALLY.counts(), strict=True)),
             "fetched": vars(self.fetcher.stats) | {"under_way": self.fetcher.under_way},
@@ -427,6 +432,24 @@ class Daemon:
             "loader": loader,
             "cluster": self._peers.describe() if self._peers is not None else None,
         }
+
+    def _by_owner(self, reads: Mapping[str, Mapping[str, int]]) -> dict[str, list[dict[str, Any]]]:
+        """Return what is counted by data set and by namespace."""
+        ssd = self._writer.tiers[-1]
+        fetched, evicted = dict(self.fetcher.fetched_of), ssd.evicted_of
+        sums = {
+            name: {
+                "hits": sum(reads.get(name, {}).get(f"{tier}_hits", 0) for tier in TIER_NAMES),
+                "hit_bytes": sum(reads.get(name, {}).get(f"{tier}_hit_bytes", 0) for tier in TIER_NAMES),
+                "misses": reads.get(name, {}).get("misses", 0),
+                "miss_bytes": reads.get(name, {}).get("miss_bytes", 0),
+                "fetched_bytes": fetched.get(name, 0),
+                "evicted_bytes": evicted.get(name, 0),
+            }
+            for name in {*reads, *fetched, *evicted}
+        }
+        held = {each["name"]: each["ssd_bytes"] for each in self._namespaces()}
+        return self._owners.look(sums, self._writer.tenants, ssd.charges.datasets, held)
 
     def _namespaces(self) -> list[dict[str, Any]]:
         """Return what each namespace has of the disk. Only the first part knows limits of the node as a whole."""
@@ -506,8 +529,9 @@ class Daemon:
             "problems": list(dict.fromkeys(problems)),
         }
 
-    def _metrics(self, _: Fields) -> Result:
-        return render_metrics(self._added_up("cache", self._written(self._cache_state))).encode()
+    def _metrics(self, fields: Fields) -> Result:
+        state = self._added_up("cache", self._written(self._cache_state))
+        return render_metrics(state, names=fields.optional_text("names") == "yes").encode()
 
     def _mounts(self, _: Fields) -> Result:
         return {"mounts": self._leases.renew()}

@@ -76,7 +76,7 @@ class DaemonBlocks:
             broken = True
         if broken:
             local.counters.count(BROKEN_BLOCKS)
-        local.counters.miss(stop - start)
+        local.counters_for(self._dataset).miss(stop - start)
         try:
             data = self._client.block(
                 ref, number, self._dataset, self._snapshot, span=(start, stop), broken=broken, into=into
@@ -99,7 +99,7 @@ class DaemonBlocks:
             return None
         asked = self._client.ask_block(ref, number, span, self._dataset, self._snapshot)
         if asked is not None:
-            self._local.counters.miss(span[1] - span[0])
+            self._local.counters_for(self._dataset).miss(span[1] - span[0])
         return asked
 
     def read_whole(self, wanted: Sequence[tuple[ObjectRef, int]]) -> list[memoryview | None]:
@@ -120,7 +120,7 @@ class DaemonBlocks:
             for at, data in zip(some, came, strict=True):
                 if isinstance(data, memoryview):
                     found[at] = data
-                    self._local.counters.miss(len(data))
+                    self._local.counters_for(self._dataset).miss(len(data))
         self._local.refresh()
         return found
 

@@ -12,6 +12,7 @@ index is made again from the copy, or from the regions (`recovery`).
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import threading
 import weakref
@@ -119,6 +120,12 @@ class Index:
         """Tell whether `meta` has the SSD tier's `unchecked_key` of an object."""
         with self.env.begin(db=self.meta) as txn:
             return txn.get(unchecked_key(obj, TIER_NAMES[1])) is not None
+
+    def dataset_of(self, tier: int, container: int) -> str:
+        """Return the data set of a container; '' if it is not there any more."""
+        with self.env.begin(db=self.meta) as txn:
+            value = txn.get(container_key(TIER_NAMES[tier], container))
+        return "" if value is None else str(json.loads(value)["dataset"])
 
     def whole(self) -> bool:
         """Tell whether the file is at least as long as it was: reading a torn one through a mapping would be fatal."""

@@ -25,7 +25,7 @@ from xxhash import xxh3_64_intdigest
 
 from datacache.core.concurrency import PerProcess, map_in_threads
 from datacache.core.cores import cores
-from datacache.core.counters import Counters, counters_of
+from datacache.core.counters import Counters, counters_of, folder_of_dataset
 from datacache.core.errors import CacheError
 from datacache.core.ids import (
     GRANULE_BYTES,
@@ -51,6 +51,8 @@ _MAX_SPOTS = 200_000
 _SWEEP_EVERY_S = 1.0
 _TOUCH_EVERY_S = 0.1
 _MAX_FAILED = 10_000
+_MAX_COUNTED = 64
+"""Data sets whose reads a process counts apart: each takes an open file."""
 _CHECKS = 4
 """Threads that verify a large object: more have a disk seek, and memory has no more to give."""
 _DISK_ERRORS = frozenset({errno.EIO, errno.EUCLEAN, errno.ENXIO, errno.ENODEV, errno.EREMOTEIO, errno.ESHUTDOWN})
@@ -60,10 +62,12 @@ _DISK_ERRORS = frozenset({errno.EIO, errno.EUCLEAN, errno.ENXIO, errno.ENODEV, e
 class _Mapped(MappedFile):
     """A container's file, open and mapped."""
 
-    __slots__ = ("container", "name", "touched_s")
+    __slots__ = ("container", "hit", "name", "touched_s")
 
     def __init__(self, folder: Path, container: int) -> None:
         self.container = container
+        self.hit: Callable[[int, int], None] = _not_known_yet
+        """Counts a hit of its data set: tier, bytes."""
         self.name = str(folder / container_name(container))
         self.touched_s = 0.0
         super().__init__(self.name)
@@ -164,7 +168,7 @@ class LocalBlocks:
                 if xxh3_64_intdigest(data) == digest:
                     if now_s > mapped.touched_s:
                         self._touch(mapped, now_s)
-                    self._hit(tier, end - start)
+                    mapped.hit(tier, end - start)
                     return data
         found = self.view(block, 0, None)
         return None if found is None else bytes(found)
@@ -181,7 +185,7 @@ class LocalBlocks:
                     now_s = monotonic()
                     if now_s > mapped.touched_s:
                         self._touch(mapped, now_s)
-                    self._hit(tier, end - start)
+                    mapped.hit(tier, end - start)
                     return True
         found = self.view(block, 0, None)
         if found is None or len(found) != len(out):
@@ -197,7 +201,7 @@ class LocalBlocks:
         if spot is not None:
             view = self._verified(block, spot, start, stop)
             if view is not None:
-                self._hit(spot.tier, len(view))
+                spot.mapped.hit(spot.tier, len(view))
                 return view
             self._spots.pop(block, None)
         values = self._values(block)
@@ -207,7 +211,7 @@ class LocalBlocks:
                 view = self._verified(block, spot, start, stop)
                 if view is not None:
                     self._remember(block, spot)
-                    self._hit(number, len(view))
+                    spot.mapped.hit(number, len(view))
                     self._unread.discard(block)
                     return view
         if values and len(self._unread) < _MAX_FAILED:
@@ -226,7 +230,7 @@ class LocalBlocks:
         now_s = monotonic()
         if now_s > mapped.touched_s:
             self._touch(mapped, now_s)
-        self._hit(tier, stop - start)
+        mapped.hit(tier, stop - start)
         return mapped.view[first + start : first + stop]
 
     def read(self, ref: ObjectRef, number: int, start: int, stop: int) -> memoryview | None:
@@ -264,8 +268,9 @@ class LocalBlocks:
             log.warning("%s is not what the index says: its blocks are read one by one", path)
             return None
         self._access.touch(blocks[0].container)
+        hit = self._counter_of(number, blocks[0].container)
         for block in blocks:
-            self._hit(number, block.length)
+            hit(number, block.length)
         return file.map
 
     def has(self, block: BlockId) -> bool:
@@ -356,6 +361,27 @@ class LocalBlocks:
         for tier in self.tiers:
             tier.unmap_pages()
 
+    def counters_for(self, dataset: str) -> Counters:
+        """Return this process's counters for a data set. One that reads from very many has one set for the rest."""
+        found = self._counters_of.get(dataset)
+        if found is None:
+            many = len(self._counters_of) >= _MAX_COUNTED
+            above = self._memory / "counters"
+
+            def make(folder: Path) -> None:
+                make_shared(above, home=self._home)
+                folder.mkdir(mode=0o700, exist_ok=True)
+
+            folder = above if many else folder_of_dataset(above, dataset)
+            found = self.counters if folder == above else counters_of(folder, make)
+            self._counters_of[dataset] = found
+        return found
+
+    def _counter_of(self, tier: int, container: int) -> Callable[[int, int], None]:
+        if not self._count_hits:
+            return _count_nothing
+        return self.counters_for(self._ask(Index.dataset_of, tier, container) or "").hit
+
     def drop_pages(self, block: BlockId) -> None:
         """Let go of the SSD's cached pages of a block: the kernel keeps its bytes elsewhere, as a mount's pages."""
         spot = self._spots.get(block)
@@ -426,6 +452,8 @@ class LocalBlocks:
             self.sweep()
         if len(self._spots) >= _MAX_SPOTS:
             self._spots.clear()
+        if spot.mapped.hit is _not_known_yet:
+            spot.mapped.hit = self._counter_of(spot.tier, spot.mapped.container)
         self._spots[block] = spot
 
     def _forget(self, spot: Spot) -> None:
@@ -472,7 +500,7 @@ class LocalBlocks:
         self._memory = folder
         self._access = AccessTable(folder / "access.bin")
         self.counters: Counters = counters_of(folder / "counters", partial(make_shared, home=self._home))
-        self._hit: Callable[[int, int], None] = self.counters.hit if self._count_hits else _count_nothing
+        self._counters_of: dict[str, Counters] = {}
         self.tiers = (LocalTier(0, folder), LocalTier(1, layout.ssd_dir(self._home)))
 
 
@@ -485,3 +513,7 @@ class BypassedBlocks(LocalBlocks):
 
 def _count_nothing(tier: int, size_bytes: int) -> None:
     """Count no hit: the daemon looks at blocks for its own work."""
+
+
+def _not_known_yet(tier: int, size_bytes: int) -> None:
+    """Count no hit: nobody has looked yet whose the container is."""

@@ -95,7 +95,7 @@ def _catalog_state(app: App) -> dict[str, Any]:
 def _print_metrics(app: App) -> None:
     client = api.running_daemon(app.settings)
     if client is not None:
-        print(client.metrics(), end="")
+        print(client.metrics(names=True), end="")
     found = []
     for info in fuse_mount.list_bucket_mounts(app.settings):
         try:

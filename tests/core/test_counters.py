@@ -94,3 +94,21 @@ def test_files_of_processes_in_other_pid_namespaces_are_told_apart_and_folded_wh
         counters.fold(tmp_path)  # the namespace ends a moment after its process
     assert [path.name for path in tmp_path.iterdir()] == ["past"]
     assert counters.totals(tmp_path)["misses"] == 2
+
+
+def test_what_concerns_a_data_set_is_told_apart_and_counts_for_all(tmp_path):
+    counters.Counters(tmp_path, no_more).miss(1)
+    for name in ("team/mask", "..", "a b%", "x" * 500):
+        folder = counters.folder_of_dataset(tmp_path, name)
+        assert folder in (tmp_path, tmp_path / folder.name)
+        folder.mkdir(exist_ok=True)
+        counters.Counters(folder, no_more).hit(1, 10)
+        (folder / "999999999").write_bytes((5).to_bytes(8, "little") + bytes(8 * len(counters.NAMES) - 8))
+    sums = counters.totals(tmp_path)
+    assert (sums["misses"], sums["ssd_hits"], sums["ram_hits"]) == (1, 4, 20)
+    of_each = counters.totals_by_dataset(tmp_path)
+    assert {name: of["ssd_hits"] for name, of in of_each.items()} == {"team/mask": 1, "..": 1, "a b%": 1}
+    counters.fold(tmp_path)
+    assert not list(tmp_path.rglob("999999999"))
+    assert counters.totals(tmp_path) == sums
+    assert counters.totals_by_dataset(tmp_path) == of_each

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import yaml
 
 from csi_driver.metrics import COUNTS, NodeMetrics
 from csi_driver.node.records import Records
-from datacache import connect, create_snapshot
+from datacache import connect, create_snapshot, open_snapshot
 from datacache.settings import Settings
 from fuse_mount import mount_bucket, unmount
 
@@ -31,11 +32,13 @@ def printed(settings: Settings, tmp_path: Path) -> str:
         (tmp_path / name).mkdir()
     (tmp_path / "bucket" / "a").write_bytes(b"a" * 1000)
     create_snapshot("mask", (tmp_path / "bucket").as_uri())
-    connect()
+    connect().set_tenants({"lab": 10**9}, {"mask": ["lab"]})
+    with open_snapshot("mask") as snapshot:
+        snapshot.read("a")
     COUNTS.call("NodeGetInfo", "OK")
     mount_bucket((tmp_path / "runs").as_uri(), tmp_path / "mnt", settings=settings)
     try:
-        return NodeMetrics(settings, Records(settings.home / "csi")).render()
+        return NodeMetrics(replace(settings, metrics_names=True), Records(settings.home / "csi")).render()
     finally:
         unmount(tmp_path / "mnt", settings=settings)
 
