@@ -14,6 +14,7 @@ import time
 from collections.abc import Mapping
 from contextlib import closing
 
+from csi_driver import volume_records
 from csi_driver.node.mounts import SharedMounts
 from csi_driver.node.records import NodeVolume, Records, SharedMount
 from csi_driver.quotas import check_pin_size, check_staging
@@ -38,6 +39,8 @@ class NodeTenants:
         self._settings, self._node_id, self._records, self._mounts = settings, node_id, records, mounts
         self._limits: dict[str, int | None] | None = None
         """As the catalog said last; None before."""
+        self._claims: dict[str, set[str]] = {}
+        """The namespaces with a claim anywhere to data sets of which each node keeps a part for all."""
         self._reported: NodeUse | None = None
         self._troubles: dict[str, str] = {}
         self._telling = threading.Lock()
@@ -61,10 +64,23 @@ class NodeTenants:
             own = read_quotas(catalog).own
         self._limits = {name: quota.cache_bytes for name, quota in own.items() if "cache" in quota.said}
 
+    def read_claims(self) -> None:
+        """Take from the catalog who has claims to data sets that a cluster of caches keeps in the mode `partition`: what
+        this node keeps of them is for pods of other nodes, too. The catalog's errors; then those from before hold."""
+        if not self._settings.cluster or not any(mode == "partition" for _, mode in self._settings.cluster_mode):
+            return
+        claims: dict[str, set[str]] = {}
+        with closing(open_catalog(self._settings)) as catalog:
+            for record in volume_records.records(catalog):
+                spec = record.spec
+                if spec.dataset and spec.namespace and self._settings.mode_of(spec.ref.dataset) == "partition":
+                    claims.setdefault(spec.ref.dataset, set()).add(spec.namespace)
+        self._claims = claims
+
     def tell(self) -> None:
         """Tell the daemon, if it runs, which namespaces have which data sets, and their limits."""
         with self._telling:
-            users: dict[str, set[str]] = {}
+            users = {dataset: set(names) for dataset, names in self._claims.items()}
             for record in self._records.all():
                 if record.used and record.spec.dataset:
                     users.setdefault(record.spec.ref.dataset, set()).update(record.namespaces)
@@ -143,14 +159,17 @@ class NodeTenants:
         report_at_s = time.monotonic()
         while True:
             try:
+                reports = time.monotonic() >= report_at_s
                 try:
                     self.read_quotas()
+                    if reports:
+                        self.read_claims()
                 except DatacacheError as exc:
                     self._note(f"quotas are as they were: {exc}", about="quotas")
                 else:
                     self._note("", about="quotas")
                 self.tell()
-                if time.monotonic() >= report_at_s:
+                if reports:
                     report_at_s = time.monotonic() + _REPORT_EVERY_S
                     self.report()
             except (DatacacheError, OSError) as exc:

@@ -308,11 +308,11 @@ class DaemonClient:
         """Let the policy evict a snapshot's blocks again."""
         return self._call("unpin", {"ref": ref})
 
-    def set_tenants(self, limits: Mapping[str, int | None] | None, users: Mapping[str, Sequence[str]]) -> None:
+    def set_tenants(self, limits: Mapping[str, int | None] | None, users: Mapping[str, Sequence[str]]) -> bool:
         """Say how many bytes of the node's cache namespaces may have (`*`: all others; None instead of all: as before),
         and which of them have which data sets mounted. What those above their limits have too much is evicted by then.
-        """
-        self._call("tenants", {"limits": limits, "users": users})
+        Return whether that is anything new."""
+        return bool(self._call("tenants", {"limits": limits, "users": users})["changed"])
 
     def evict(self, ref: str | None = None) -> dict[str, Any]:
         """Drop a data set's blocks, or all blocks that are not pinned."""

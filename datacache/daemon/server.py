@@ -544,10 +544,11 @@ class Daemon:
             raise UsageError("bad request: 'limits' are numbers of bytes")
         if not all(isinstance(names, list) and all(map(_is_text, names)) for names in users.values()):
             raise UsageError("bad request: 'users' are lists of namespaces")
-        self._written(lambda: self._writer.set_tenants(limits, users))
+        changed = self._written(lambda: self._writer.set_tenants(limits, users))
         self._of_parts("tenants", {"limits": limits, "users": users})
-        self._considered.clear()  # what did not fit may fit by now
-        return {}
+        if changed:
+            self._considered.clear()  # what did not fit may fit by now
+        return {"changed": changed}
 
     def _environment(self, fields: Fields) -> Result:
         """Take a client's variables for reaching stores. Answers and logs name them and show no values."""

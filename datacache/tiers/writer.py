@@ -126,12 +126,12 @@ class TierWriter:
         """Return the pinned refs and their data sets."""
         return dict(self._pins)
 
-    def set_tenants(self, limits: Mapping[str, int | None] | None, users: Mapping[str, Iterable[str]]) -> None:
+    def set_tenants(self, limits: Mapping[str, int | None] | None, users: Mapping[str, Iterable[str]]) -> bool:
         """Take what the driver says of this node's namespaces, see `Tenants.followed_by`; those above their limits are
-        brought down. Call through `call`."""
+        brought down. Tell whether that is anything new. Call through `call`."""
         now = self.tenants.followed_by(limits, users)
         if now == self.tenants:
-            return
+            return False
         if self._tenants_file is not None and not self.part.number:
             try:
                 write_tenants(self._tenants_file, now)
@@ -139,6 +139,7 @@ class TierWriter:
                 log.warning("the namespaces are not kept for the next daemon: %s", exc)
         self.tenants = now
         self._charge_tenants()
+        return True
 
     def _charge_tenants(self) -> None:
         # The limit is one of the disk; of memory a namespace may have as large a part.

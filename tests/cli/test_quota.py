@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from datacache import connect
 from datacache.catalog.quotas import KIND, NodeUse, report_use
 from datacache.catalog.sqlite.catalog import SqliteCatalog
+from datacache.settings import Settings
 from tests.cli.conftest import Dsctl
 
 TEAM = {
@@ -77,3 +79,10 @@ def test_a_quota_of_a_newer_version_names_the_way_out(dsctl: Dsctl, home: Path) 
     result = dsctl("k8s", "quota", "--json")
     assert (result.code, "--remove" in result.error["hint"]) == (1, True)
     assert dsctl("k8s", "quota", "team-a", "--remove").code == 0
+
+
+def test_the_status_of_a_cache_shows_the_shares_of_namespaces(dsctl: Dsctl, settings: Settings) -> None:
+    connect(settings).set_tenants({"*": 10**9, "free": None}, {"mask": ["team-a", "free"]})
+    out = dsctl("cache", "status").out
+    assert "namespace team-a: 0 B of 1.0 GB\n" in out
+    assert "namespace free: 0 B\n" in out

@@ -7,11 +7,14 @@ import random
 import shutil
 import signal
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from csi_driver import volume_records
 from csi_driver.node.service import NodeService
+from csi_driver.volume_records import VolumeRecord
 from datacache import api, open_snapshot
 from datacache.api import connect, open_catalog
 from datacache.catalog.quotas import USE_KIND
@@ -146,6 +149,25 @@ def test_a_data_set_of_two_namespaces_is_charged_to_each_in_equal_parts(
     show(kubelet, "mine", "b")
     found = charged(settings)
     assert found["a"] == found["b"] == pytest.approx(COUNT * SIZE / 2, rel=0.1)
+
+
+def test_what_a_node_keeps_for_pods_of_others_is_charged_to_who_has_a_claim(
+    stores: dict[str, Path], settings: Settings, tmp_path: Path
+) -> None:
+    modes = (("mine", "partition"), ("*", "share"))
+    node = NodeService(replace(settings, cluster="lab", cluster_mode=modes), "node-1")
+    connect(settings)
+    with closing(open_catalog(settings)) as catalog:
+        for name, namespace in (("mine", "a"), ("mine", "b"), ("theirs", "b")):
+            (snapshot,) = catalog.snapshots(name)
+            context = {"dataset": f"{name}@{snapshot.id}", "namespace": namespace}
+            id = f"{name}-{namespace}"
+            volume_records.add(catalog, VolumeRecord(id=id, name=id, context=context, capacity_bytes=0))
+    node.tenants.read_claims()
+    node.tenants.tell()
+    found = {each["name"]: each["mounted"] for each in connect(settings).cache_status()["namespaces"]}
+    assert found == {"a": ["mine"], "b": ["mine"]}
+    node.close()
 
 
 def test_namespaces_pin_within_their_quotas(

@@ -63,7 +63,8 @@ def test_a_daemon_tells_what_was_read_of_each_data_set(settings: Settings, tmp_p
             (tmp_path / name / str(number)).write_bytes(f"{name} {number}".encode() * 2000)
         create_snapshot(name, str(tmp_path / name))
     client = connect(load_settings())
-    client.set_tenants({"lab": 10**6}, {"two": ["lab", "guests"]})
+    assert client.set_tenants({"lab": 10**6}, {"two": ["lab", "guests"]})
+    assert not client.set_tenants(None, {"two": ["guests", "lab"]})
     for name, count in (("one", 3), ("two", 5)):
         for _ in range(2):
             with open_snapshot(name) as snapshot:
