@@ -65,8 +65,8 @@ class NodeTenants:
         self._limits = {name: quota.cache_bytes for name, quota in own.items() if "cache" in quota.said}
 
     def read_claims(self) -> None:
-        """Take from the catalog who has claims to data sets that a cluster of caches keeps in the mode `partition`: what
-        this node keeps of them is for pods of other nodes, too. The catalog's errors; then those from before hold."""
+        """Take from the catalog who has claims to data sets that a cluster of caches has in the mode `partition`: this
+        node keeps a part of them for pods of other nodes, too. The catalog's errors; then those from before hold."""
         if not self._settings.cluster or not any(mode == "partition" for _, mode in self._settings.cluster_mode):
             return
         claims: dict[str, set[str]] = {}

@@ -25,7 +25,7 @@ _POD_IMAGE = "busybox:1.37.0"
 
 @click.group()
 def k8s() -> None:
-    """Print PVCs, and Jobs of many workers; forget what a static PV meant; give a data set to a DataSet."""
+    """Print PVCs and Jobs, set quotas, make DataSets, forget PVs."""
 
 
 k8s.add_command(quota)
