@@ -4,7 +4,8 @@
     python scripts/lock_image.py --check    # say what of it does not fit pyproject.toml; exit code 1
 
 pip decides, for the Python and the machine that this runs on, which have to be the image's (deploy/Dockerfile): Python
-3.11, x86-64. It installs nothing. The image is built from these files and no others (`pip install --require-hashes`).
+3.11, x86-64. Then it looks for the same versions for arm64. It installs nothing. The image is built from these files
+and no others (`pip install --require-hashes`).
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ LOCK = ROOT / "deploy" / "requirements.lock"
 EXTRAS = ("rw", "k8s", "s3fs", "ui")
 """Of the image, as deploy/Dockerfile has it."""
 PYTHON = (3, 11)
+ARM = [f"manylinux_2_{minor}_aarch64" for minor in range(17, 37)] + ["manylinux2014_aarch64"]
+"""The kinds of wheels that the image's glibc takes on arm64: 2.36 is Debian 12's."""
 HEADER = "# Made by scripts/lock_image.py: what the image is built from. Change that, or pyproject.toml.\n"
 
 
@@ -36,27 +39,27 @@ def required(extras: Iterable[str] = EXTRAS) -> list[Requirement]:
     return [Requirement(text) for text in texts]
 
 
-def read(text: str) -> dict[str, tuple[str, str]]:
-    """Version and checksum of each package of a lock, by its name. `ValueError` names a line that is no such thing."""
+def read(text: str) -> dict[str, tuple[str, list[str]]]:
+    """Version and checksums of each package of a lock, by its name. `ValueError` names a line that is no such thing."""
     found = {}
     for line in text.splitlines():
         if not line or line.startswith("#"):
             continue
-        pinned, _, digest = line.partition(" --hash=")
+        pinned, *digests = line.split(" --hash=")
         name, equals, version = pinned.partition("==")
-        if not equals or not digest.startswith("sha256:"):
-            raise ValueError(f"no name, version and checksum: {line}")
-        found[canonicalize_name(name)] = (version, digest)
+        if not equals or not digests or not all(digest.startswith("sha256:") for digest in digests):
+            raise ValueError(f"no name, version and checksums: {line}")
+        found[canonicalize_name(name)] = (version, digests)
     return found
 
 
-def misfits(lock: dict[str, tuple[str, str]]) -> list[str]:
+def misfits(lock: dict[str, tuple[str, list[str]]]) -> list[str]:
     """Return what pyproject.toml asks for and a lock does not have."""
     wrong = []
     for requirement in required():
         if requirement.marker is not None and not requirement.marker.evaluate():
             continue
-        version, _ = lock.get(canonicalize_name(requirement.name), ("", ""))
+        version, _ = lock.get(canonicalize_name(requirement.name), ("", []))
         if not version:
             wrong.append(f"{requirement.name} is not in it")
         elif not requirement.specifier.contains(version, prereleases=True):
@@ -68,14 +71,27 @@ def solve() -> str:
     """The text of a new lock."""
     if sys.version_info[:2] != PYTHON:
         raise SystemExit(f"the image has Python {PYTHON[0]}.{PYTHON[1]}: run this with it")
+    found = _chosen(map(str, required()))
+    sources = {pin for pin, (file, _) in found.items() if not file.endswith(".whl")}  # which are built anywhere
+    wheels = ["--no-deps", "--only-binary=:all:", "--target=.", f"--python-version={PYTHON[0]}.{PYTHON[1]}"]
+    on_arm = _chosen([*wheels, *(f"--platform={each}" for each in ARM), *(found.keys() - sources)])
+    return HEADER + "".join(f"{pin} {_hashes(found[pin], on_arm.get(pin, found[pin]))}\n" for pin in sorted(found))
+
+
+def _chosen(arguments: Iterable[str]) -> dict[str, tuple[str, str]]:
+    """File and checksum of each package that pip would install, by its name and version."""
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed", "--report", "-"]
-    done = subprocess.run([*command, *map(str, required())], stdout=subprocess.PIPE, text=True, check=True)
-    lines = []
+    done = subprocess.run([*command, *arguments], stdout=subprocess.PIPE, text=True, check=True)
+    found = {}
     for each in json.loads(done.stdout)["install"]:
         metadata: dict[str, Any] = each["metadata"]
-        digest = each["download_info"]["archive_info"]["hashes"]["sha256"]
-        lines.append(f"{canonicalize_name(metadata['name'])}=={metadata['version']} --hash=sha256:{digest}\n")
-    return HEADER + "".join(sorted(lines))
+        of_file = each["download_info"]["url"], each["download_info"]["archive_info"]["hashes"]["sha256"]
+        found[f"{canonicalize_name(metadata['name'])}=={metadata['version']}"] = of_file
+    return found
+
+
+def _hashes(*files: tuple[str, str]) -> str:
+    return " ".join(f"--hash=sha256:{digest}" for digest in dict.fromkeys(digest for _, digest in files))
 
 
 def main() -> int:
