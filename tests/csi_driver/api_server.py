@@ -112,6 +112,7 @@ class ApiHandler(BaseHTTPRequestHandler):
     """Answer requests out of what `api` holds."""
 
     api: Any
+    disable_nagle_algorithm = True  # headers and body are two packets: 40 ms for each answer
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
