@@ -11,7 +11,6 @@ import math
 import secrets
 import string
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -33,19 +32,8 @@ from dataset_cli.manifests import (
     restricted_pod,
 )
 
-_MODULES = {
-    "convert": "convert",
-    "merge": "merge",
-    "dedupe": "dedupe",
-    "shard": "shard",
-    "query": "query",
-    "stats": "stats",
-    "predict": "predict",
-    "verify": "verify",
-}
-"""Commands that may have work for an engine, and their modules."""
-_UNDER = {"verify": "snapshot"}
-"""The groups of those that are in one."""
+_COMMANDS = ("convert", "merge", "dedupe", "shard", "query", "stats")
+"""Those with work for an engine; each has a module of its name."""
 _NOT_IN_A_POD = {"on", "processes", "check", "yes"}
 _READ_HERE = {"classes"}
 """Options that name a file which travels along; those that name another file would write it into the pod."""
@@ -66,9 +54,7 @@ pod_options = options(
     click.option("--workers", type=click.IntRange(1, 10_000), required=True, help="So many pods work at once."),
     click.option("--run", callback=checked_name, help="Name of this run (default: made from the data set's, and new)."),
     click.option("--namespace", callback=checked_name, help="Of the Jobs (default: kubectl's)."),
-    click.option(
-        "--image", default=f"datacache:{__version__}", show_default=True, help="For predict one with PyTorch."
-    ),
+    click.option("--image", default=f"datacache:{__version__}", show_default=True, help="Of the same version."),
     click.option(
         "--cpu",
         default="1",
@@ -109,20 +95,15 @@ class _RunOptions(NamedTuple):
 class JobCommands(click.Group):
     """The commands that can work on an engine, each with the options of pods as well."""
 
-    @cached_property
-    def _real(self) -> dict[str, click.Command]:
-        found = {
-            name: getattr(import_module(f"dataset_cli.commands.{module}"), name) for name, module in _MODULES.items()
-        }
-        return {name: real for name, real in found.items() if any(each.name == "on" for each in real.params)}
-
     def list_commands(self, _context: click.Context) -> list[str]:
         """Return their names."""
-        return list(self._real)
+        return list(_COMMANDS)
 
     def get_command(self, _context: click.Context, name: str) -> click.Command | None:
         """Return the command that prints Jobs for another one, or None."""
-        return _printing(name, self._real[name]) if name in self._real else None
+        if name not in _COMMANDS:
+            return None
+        return _printing(name, getattr(import_module(f"dataset_cli.commands.{name}"), name))
 
 
 @click.group(cls=JobCommands)
@@ -136,10 +117,9 @@ def job() -> None:
 
 def _printing(name: str, real: click.Command) -> click.Command:
     kept = [each for each in real.params if _is_for_pods(each)]
-    words = [*([_UNDER[name]] if name in _UNDER else []), name]
     writes_ref = any(each.name == "output_ref" for each in real.params)
 
-    @command(name=name, short_help=real.get_short_help_str(), help=_HELP.format(command=f"dsctl {' '.join(words)}"))
+    @command(name=name, short_help=real.get_short_help_str(), help=_HELP.format(command=f"dsctl {name}"))
     @pod_options
     def printed(app: App, /, **values: Any) -> None:
         run = _RunOptions(**{field: values.pop(field) for field in _RunOptions._fields})
@@ -149,7 +129,7 @@ def _printing(name: str, real: click.Command) -> click.Command:
         arguments = _arguments(app, given, values, pods)
         ref = [f"--output-ref={_MESSAGE}"] if writes_ref and values.get("name") else []
         _check(real, [*arguments, f"--on=queue://{pods.name}"], values, pods)
-        objects = pods.objects(["dsctl", *words, *arguments, f"--on=queue://{pods.name}", *ref])
+        objects = pods.objects(["dsctl", name, *arguments, f"--on=queue://{pods.name}", *ref])
         listed: dict[str, Any] = {"apiVersion": "v1", "kind": "List", "items": objects}
         app.out.result(listed, as_yaml(objects))
 

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import yaml
 from dataset_cli.commands.convert import convert
 from dataset_cli.commands.k8s_job import job
 from dataset_cli.demo.faces import draw_faces
+from dataset_cli.main import COMMANDS
 from tests.cli.conftest import ROOT, Dsctl
 from tests.conftest import new_home
 from tests.deploy.test_manifests import VERSION, check_restricted, pod_specs
@@ -203,7 +205,11 @@ def test_a_snapshot_that_is_not_there_gets_no_job(dsctl: Dsctl, id: str) -> None
 def test_options_of_pods_are_no_commands_own_and_every_command_has_an_engine() -> None:
     context = click.Context(job)
     names = job.list_commands(context)
-    assert "convert" in names
+    assert set(names) == {
+        name
+        for name, module in COMMANDS.items()
+        if any(each.name == "on" for each in getattr(import_module(module), name).params)
+    }
     for name in names:
         found = job.get_command(context, name)
         assert found is not None
