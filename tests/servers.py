@@ -176,6 +176,7 @@ class RayCluster(_Server):
             *(program("ray", package="ray"), "start", "--head", "--block", "--disable-usage-stats", *any_ports),
             *("--port", str(free_port()), "--ray-client-server-port", str(port), "--num-cpus", str(cpus)),
             *("--include-dashboard", "false", "--include-log-monitor", "false"),
+            *("--dashboard-port", str(free_port()), "--dashboard-agent-listen-port", str(free_port())),
             *("--object-store-memory", str(100_000_000), "--temp-dir", self._temporary),
             env={"DATACACHE_HOME": str(folder / "home"), "PYTHONPATH": str(_ROOT), "RAY_DISABLE_IMPORT_WARNING": "1"},
         )

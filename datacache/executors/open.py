@@ -100,7 +100,14 @@ def _ray(address: str) -> tuple[Executor, Callable[[], int], Callable[[], None]]
     ray = _need("ray", "ray")
     from datacache.executors.ray import RayExecutor
 
-    ray.init(f"ray://{address}", logging_level="error", log_to_driver=False)
+    for tries_left in reversed(range(_RETRIES)):
+        try:
+            ray.init(f"ray://{address}", logging_level="error", log_to_driver=False)
+            break
+        except ConnectionAbortedError:  # it starts a process for each client, and at times without success
+            ray.shutdown()
+            if not tries_left:
+                raise
     return RayExecutor(ray, retries=_RETRIES), lambda: int(ray.cluster_resources().get("CPU", 1)), ray.shutdown
 
 

@@ -19,4 +19,5 @@ class RayExecutor(Executor):
         if fn not in self._remote:
             self._remote[fn] = self._ray.remote(num_cpus=1, max_retries=self._retries)(fn)
         future: Future[Any] = self._remote[fn].remote(*args, **kwargs).future()
+        future.set_running_or_notify_cancel()  # Ray's thread ends with an error at a result for a cancelled one
         return future

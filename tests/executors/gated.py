@@ -1,15 +1,13 @@
-"""An executor whose tasks are counted, and wait at a gate: so that a test kills in the middle, and nowhere else.
+"""An executor whose tasks wait at a gate: so that a test kills in the middle, and nowhere else.
 
 Its functions run in the processes of engines, which import this module.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 import uuid
-from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from pathlib import Path
@@ -27,7 +25,6 @@ class Gate:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         (folder / "begun").mkdir(parents=True, exist_ok=True)
-        (folder / "done").mkdir(exist_ok=True)
 
     def let(self, parcels: int = _OPEN) -> None:
         """Let so many through in all."""
@@ -38,10 +35,6 @@ class Gate:
     def begun(self) -> int:
         """Return the number of parcels that were let through, or wait at the gate."""
         return len(list((self.folder / "begun").iterdir()))
-
-    def done(self) -> Counter[str]:
-        """Return how often each task was done, by its id in the client's log."""
-        return Counter(line for file in (self.folder / "done").iterdir() for line in file.read_text().split())
 
     def wait(self) -> None:
         """Wait to be let through."""
@@ -56,28 +49,26 @@ class Gate:
 
 def do_gated(folder: Path, call: Callable[..., bytes], key: str, worker: bytes, tasks: Sequence[bytes]) -> bytes:
     """Do a parcel of tasks, once it is let through."""
-    gate = Gate(folder)
-    gate.wait()
-    answer = call(key, worker, tasks)
-    with open(gate.folder / "done" / str(os.getpid()), "a") as file:
-        file.writelines(f"{xxh3_128_hexdigest(task)}\n" for task in tasks)
-    return answer
+    Gate(folder).wait()
+    return call(key, worker, tasks)
 
 
 class GatedExecutor(Executor):
-    """Passes calls on to another executor."""
+    """Passes calls on to another executor, and knows which tasks were in them, by their ids in the client's log."""
 
     _max_workers = 4
 
     def __init__(self, inner: Executor, folder: Path) -> None:
         self._inner, self._folder = inner, folder
+        self.sent: set[str] = set()
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        self.sent.update(xxh3_128_hexdigest(task) for task in args[2])
         return self._inner.submit(do_gated, self._folder, fn, *args, **kwargs)
 
 
-def convert(url: str, ref: str, name: str, folder: Path) -> str:
-    """Convert on the engine, through the gate. Return the id."""
+def convert(url: str, ref: str, name: str, folder: Path) -> tuple[str, set[str]]:
+    """Convert on the engine, through the gate. Return the snapshot's id and those of the tasks that were sent."""
     from datacache import api
     from datacache.executors.open import open_engine
     from datacache.settings import load_settings
@@ -86,7 +77,7 @@ def convert(url: str, ref: str, name: str, folder: Path) -> str:
     with open_engine(url, settings) as engine:
         gated = GatedExecutor(engine.executor, folder)
         made = api.convert(ref, to="yolo", resize="32x24", name=name, on=gated, settings=settings)
-        return made.record.id
+        return made.record.id, gated.sent
 
 
 if __name__ == "__main__":
