@@ -124,7 +124,7 @@ class NodeLabels:
                     _log.info("labelled %d nodes with what they hold of snapshots", patched)
                 self._failed = False
             except Exception as exc:  # noqa: BLE001  volumes are more important than labels
-                if not self._failed:
+                if not self._failed and not self._stopping.is_set():
                     _log.warning("nodes are not labelled with what they hold: %s", exc)
                 self._failed = True
             self._stopping.wait(_LOOK_EVERY_S)

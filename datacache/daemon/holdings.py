@@ -41,6 +41,7 @@ _OF_A_DATASET = 8
 _LEAST_SHARE = 0.01
 _CHANGED_BY = 0.02
 _BLOCK_ID_BYTES = 20
+_STOP_TIMEOUT_S = 1.0
 
 
 class BlockSample(NamedTuple):
@@ -118,14 +119,18 @@ class Holdings:
         self._written: dict[str, Holding] = {}
         self._failed = False
         self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
 
     def start(self) -> None:
         """Start the thread."""
-        threading.Thread(target=self._run, name="holdings", daemon=True).start()
+        self._thread = threading.Thread(target=self._run, name="holdings", daemon=True)
+        self._thread.start()
 
     def stop(self) -> None:
         """End the thread. What was written stays for a while: the blocks do, too, and another daemon comes."""
         self._stopping.set()
+        if self._thread is not None:
+            self._thread.join(_STOP_TIMEOUT_S)
 
     def look(self) -> dict[str, Holding]:
         """Count, write if that is due, and return what is held, by the snapshots' ids. The catalog's errors."""
@@ -184,7 +189,7 @@ class Holdings:
             try:
                 self.look()
                 self._failed = False
-            except (DatacacheError, OSError) as exc:
-                if not self._failed:
+            except Exception as exc:  # noqa: BLE001  the cache is more important than who knows of it
+                if not self._failed and not self._stopping.is_set():
                     log.warning("the catalog is not told what this node holds: %s", exc)
                 self._failed = True

@@ -119,6 +119,9 @@ def test_a_catalog_that_cannot_be_reached_ends_nothing(
             self.waits = getattr(self, "waits", 0) + 1
             return self.waits > 3
 
+        def is_set(self) -> bool:
+            return False
+
     def fail(*_: object) -> None:
         raise OSError("no disk")
 
