@@ -224,7 +224,11 @@ VALUES: dict[str, dict[str, Any]] = {
             },
         ],
     },
-    "OpenShift": {"openshift": {"enabled": True}, "ui": {"enabled": True, "hosts": ["data.example.org"]}},
+    "OpenShift": {
+        "openshift": {"enabled": True},
+        "datasets": {"enabled": True},
+        "ui": {"enabled": True, "hosts": ["data.example.org"]},
+    },
     "a catalog of its own": {"mongodb": {"enabled": False}, "catalog": {"url": "mongodb://db.example/datacache"}},
     "a catalog with a password": {"mongodb": {"enabled": False}, "catalog": {"secret": "datacache-catalog"}},
     "MongoDB without a disk": {"mongodb": {"storage": ""}},
@@ -866,6 +870,7 @@ def test_openshift_lets_nodes_do_what_they_do_and_the_others_run_as_their_users(
     }
     assert granted.pop("datacache-node") == ["datacache-node"]
     accounts = {spec.get("serviceAccountName", "default") for name, spec in specs.items() if name != "datacache-node"}
+    accounts.add("datacache-datasets")  # of the Jobs that the controller makes
     assert granted == {name: ["nonroot-v2"] for name in accounts}
     assert not kind("the defaults", "SecurityContextConstraints")
 
