@@ -110,17 +110,18 @@ class ListedPlace:
             return
         files = size = 0
         found = pages_and_parts(self.store, self.prefix, source, known=known, processes=self.processes)
-        for each in found:
-            if isinstance(each, ManifestPart):
-                builder.add_part(each)
-                files += sum(sealed.info.rows for sealed in each.ranges)
-                size += sum(sealed.total_bytes for sealed in each.ranges)
-            else:
-                for entry in (entries := self._entries_of(each)):
-                    builder.add(entry)
-                files += len(entries)
-                size += sum(entry.size_bytes for entry in entries)
-            self._done(files, size)
+        with closing(found):  # ends its processes also where an error is kept, and with it this frame
+            for each in found:
+                if isinstance(each, ManifestPart):
+                    builder.add_part(each)
+                    files += sum(sealed.info.rows for sealed in each.ranges)
+                    size += sum(sealed.total_bytes for sealed in each.ranges)
+                else:
+                    for entry in (entries := self._entries_of(each)):
+                        builder.add(entry)
+                    files += len(entries)
+                    size += sum(entry.size_bytes for entry in entries)
+                self._done(files, size)
 
 
 def create_snapshot(

@@ -16,7 +16,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from itertools import pairwise
@@ -67,7 +67,7 @@ class KeyRange(NamedTuple):
 
 def pages_and_parts(
     store: ObjectStore, prefix: str, source: Source, *, known: Collection[BlobId], processes: int | None = None
-) -> Iterator[list[ObjectInfo] | ManifestPart]:
+) -> Generator[list[ObjectInfo] | ManifestPart, None, None]:
     """Yield all under a prefix in order: pages of objects, then parts of the manifest if there is more. `known` as for
     `ManifestBuilder`."""
     inner = store.inner if isinstance(store, RetryingStore) else store

@@ -266,6 +266,17 @@ def test_a_listing_that_comes_in_another_order_is_refused(store: ProbedMemory, s
         built(Reversed(store.url))
 
 
+def test_no_process_outlives_an_error_that_is_kept(store: ProbedMemory, small_pages: None) -> None:
+    fill(store, KINDS["folders"])
+    source = Source(store.url, "p/")
+    builder = ManifestBuilder([source], lambda _: None)
+    builder.add_part = None  # type: ignore[assignment, method-assign]
+    with pytest.raises(TypeError) as kept:
+        ListedPlace(store=store, prefix="p/", origin="", processes=3).fill(builder, source, frozenset())
+    join_processes()
+    assert kept.traceback
+
+
 def test_a_process_that_is_killed_ends_the_listing(store: ProbedMemory, small_pages: None) -> None:
     mother = os.getpid()
 
