@@ -33,7 +33,8 @@ class Cluster:
     workers: Callable[[], list[int]]
 
 
-@pytest.fixture(scope="module", params=["dask", "ray"])
+# Ray gives its processes some seconds to start, which are too few on a busy machine.
+@pytest.fixture(scope="module", params=["dask", pytest.param("ray", marks=pytest.mark.alone)])
 def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     folder = tmp_path_factory.mktemp(request.param)
     if request.param == "dask":
