@@ -1,9 +1,9 @@
 """The same work by processes of this machine and on engines with as many: `dsctl convert --resize`, then `dsctl shard`.
 
-A Dask with a process for each worker and a Ray run on this machine. Each run has a home of its own, so annotations are
-read, images decoded and stored, and shards written each time. CPU seconds are those of the command and of the engine's
-processes. With `--kill` two workers are killed in each conversion on an engine (Dask gets two more before, Ray starts
-others), and the result is compared as ever.
+A Dask with a process for each worker, a Ray, and workers of the queue run on this machine. Each run has a home of its
+own, so annotations are read, images decoded and stored, and shards written each time. CPU seconds are those of the
+command and of the engine's processes. With `--kill` two workers are killed in each conversion on an engine (Dask gets
+two more before, Ray and the queue start others), and the result is compared as ever.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 
-from benchmarks.harness import DSCTL, ResultTable, Workspace, benchmark, ratio, rounds_of
+from benchmarks.harness import DSCTL, Home, ResultTable, Workspace, benchmark, ratio, rounds_of
 from benchmarks.usage import measured
 from dataset_cli.demo.faces import draw_faces
-from tests.servers import DaskCluster, RayCluster
+from tests.servers import DaskCluster, QueueWorkers, RayCluster
 
 Cost = tuple[float, float]
 """Seconds, and those of the processors."""
@@ -41,10 +41,25 @@ class _Contestants:
     def on(self, url: str, pids: Callable[[], list[int]], workers: Callable[[], list[int]]) -> list[Cost]:
         return self._run(["--on", url], pids, workers)
 
-    def _run(self, how: list[str], pids: Callable[[], list[int]], workers: Callable[[], list[int]]) -> list[Cost]:
+    def on_queue(self) -> list[Cost]:
+        home = self._home()
+        with QueueWorkers(self._work.folder(f"queue-{self._runs}"), home.env, workers=self._processes) as queue:
+            return self._run(["--on", "queue"], queue.all_pids, queue.workers, home)
+
+    def _home(self) -> Home:
         self._runs += 1
         home = self._work.home(f"home-{self._runs}")
         home.snapshot("faces", self._images)
+        return home
+
+    def _run(
+        self,
+        how: list[str],
+        pids: Callable[[], list[int]],
+        workers: Callable[[], list[int]],
+        home: Home | None = None,
+    ) -> list[Cost]:
+        home = home or self._home()
         out = self._work.folder(f"shards-{self._runs}")
         converted = [DSCTL, "convert", "faces", "--to", "yolo", "--resize", "128x96", "--as", "small", *how]
         sharded = [DSCTL, "shard", "small", "--to", out, "--max-size", "2MB", *how]
@@ -86,6 +101,7 @@ def main() -> None:
             {
                 "local": ways.here,
                 "dask": lambda: ways.on(dask.url, dask.all_pids, lambda: dask.pids[1:]),
+                "queue": ways.on_queue,
                 "ray": lambda: ways.on(ray.url, ray.all_pids, ray.workers),
             },
             args.rounds,

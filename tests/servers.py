@@ -162,6 +162,19 @@ class DaskCluster(_Server):
         return {"DATACACHE_HOME": str(self.folder / home), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(_ROOT)}
 
 
+class QueueWorkers(_Server):
+    """Processes of `dsctl tasks work` for a home: `.workers()`."""
+
+    def __init__(self, folder: Path, env: dict[str, str], *, workers: int) -> None:
+        super().__init__(folder)
+        self._spawn(program("dsctl", package="dsctl"), "tasks", "work", "--processes", str(workers), env=env)
+        self._wait("dsctl tasks work", lambda: len(self.workers()) == workers)
+
+    def workers(self) -> list[int]:
+        """Return the processes that do tasks, or wait for some."""
+        return [pid for pid in self.all_pids() if pid not in self.pids]
+
+
 class RayCluster(_Server):
     """Ray on this machine, with a server for clients: `.url`, `.workers()`."""
 

@@ -36,6 +36,7 @@ from datacache.executors.queue.worker import Ended, ParcelDone, QueueWorker, Wor
 from datacache.settings import Settings
 from dataset_cli.demo.faces import draw_faces
 from tests.promises import promise
+from tests.servers import Mongod
 
 ROOT = Path(__file__).resolve().parents[2]
 _fork = multiprocessing.get_context("fork")
@@ -159,6 +160,7 @@ def test_tasks_are_done_by_workers_and_come_back_in_order(
     with pytest.raises(UsageError, match="not 3") as failed:
         send(executor, Raises(), 3)
     assert failed.value.hint == "another"
+    executor.shutdown()  # what was taken is removed by now
     queue = store.queue("work:job")
     assert queue is not None
     assert store.progress(queue) == []
@@ -260,6 +262,30 @@ def test_what_a_dead_worker_has_is_done_by_another(
         assert store.lease(queue, "dead", "claim", lease_s=0.2, max_lost=9) is not None
         work()
         assert take(future) == [25]
+
+
+@pytest.mark.slow
+def test_a_database_that_is_away_for_a_while_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "LEASE_S", 1.0)
+    with Mongod(tmp_path / "own") as server:
+        url = server.database_url()
+        catalog, store = open_catalog_url(url), open_task_store(url)
+        working = QueueWorker(catalog, store, "w", WorkPlan())
+        thread = threading.Thread(target=working.run, args=(lambda _done: None,))
+        thread.start()
+        with contextlib.closing(_Closing(url)) as opened:
+            assert send(opened.executor, Square(), 1) == [1]
+            with server.away(stopped=False):
+                later: list[Any] = []
+                sender = threading.Thread(target=lambda: later.append(send(opened.executor, Square(), 2)))
+                sender.start()
+                sender.join(1)  # it has met that nobody answers
+            sender.join(60)
+            assert later == [[4]]
+            working.stop.set()
+            thread.join()
+        store.close()
+        catalog.close()
 
 
 def test_tasks_at_which_workers_die_fail_and_say_so(

@@ -35,7 +35,6 @@ MAX_LOST = 3
 _POLL_S, _SLOWEST_S = 0.03, 0.3
 _LOOK_S = 3.0
 """The job is renewed this often, and looked for what is gone. Where there is no worker then, the user is told."""
-_PATIENCE_S = 60.0
 _NUMBERS = (1 << 62) - 1
 _log = logging.getLogger(__name__)
 
@@ -68,7 +67,7 @@ class QueueExecutor(Executor):
 
     def width(self) -> int:
         """Return how many workers there are."""
-        return records.count_workers(self._catalog, self.name)
+        return records.patiently(lambda: records.count_workers(self._catalog, self.name))
 
     def submit(self, _do: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Send a parcel: the arguments of `core.engine.do_tasks`, which workers call whatever is given here. Raises
@@ -77,7 +76,7 @@ class QueueExecutor(Executor):
 
     def _send(self, key: str, worker: bytes, tasks: Sequence[bytes]) -> Future[bytes]:
         if key not in self._worker_keys:
-            records.put_bytes(self._catalog, f"{self.name}/code/{key}", worker)
+            records.patiently(lambda: records.put_bytes(self._catalog, f"{self.name}/code/{key}", worker))
             self._worker_keys.add(key)
         parcel = pickle.dumps((key, list(tasks)), pickle.HIGHEST_PROTOCOL)
         number = xxh3_64_intdigest(parcel) & _NUMBERS
@@ -86,8 +85,9 @@ class QueueExecutor(Executor):
             if self._error is not None:
                 raise self._error
             future = self._futures.setdefault(number, future)
-        records.put_bytes(self._catalog, f"{self.name}/{number}/tasks", parcel)
-        self._store.add(self._queue, [NewTask(0, number, next(self._places), f"{len(tasks)} tasks", 0, 1)])
+        task = NewTask(0, number, next(self._places), f"{len(tasks)} tasks", 0, 1)
+        records.patiently(lambda: records.put_bytes(self._catalog, f"{self.name}/{number}/tasks", parcel))
+        records.patiently(lambda: self._store.add(self._queue, [task]))
         self._wake.set()
         return future
 
@@ -137,7 +137,7 @@ class QueueExecutor(Executor):
                     pause_s = _POLL_S
                 if time.monotonic() >= look_at:
                     self._look()
-                    if not said and self._futures and not self.width():
+                    if not said and self._futures and not records.count_workers(self._catalog, self.name):
                         _log.warning(
                             "no worker does the tasks of %s yet; start some: dsctl tasks work (with the catalog %s)",
                             self.name,
@@ -147,7 +147,7 @@ class QueueExecutor(Executor):
                     look_at = time.monotonic() + _LOOK_S
                 seen_at = time.monotonic()
             except CatalogUnavailableError as exc:
-                if time.monotonic() - seen_at > _PATIENCE_S:
+                if time.monotonic() - seen_at > records.PATIENCE_S:
                     self._fail(exc)
             except Exception as exc:  # noqa: BLE001 - who waits for an answer is told
                 self._fail(exc)
@@ -165,28 +165,40 @@ class QueueExecutor(Executor):
             waiting = dict(self._futures)
         if not waiting:
             return False
-        cancelled = [number for number, future in waiting.items() if future.cancelled()]
-        if cancelled:
-            self._forget(cancelled)
-        found = 0
+        found = False
+        for number, future in waiting.items():
+            if future.cancelled():
+                self._forget(number)
+                self._take(number)
         for state in (tasks_base.DONE, tasks_base.FAILED):
             for task in self._store.tasks(self._queue, state):
-                if (future := waiting.get(task.number)) is not None and not future.cancelled():
-                    found += 1
-                    answer = self._answer(task)
-                    self._forget([task.number])
-                    if future.set_running_or_notify_cancel():
-                        if isinstance(answer, Exception):
-                            future.set_exception(answer)
-                        else:
-                            future.set_result(answer)
-        return found > 0
+                if task.number not in waiting:
+                    continue
+                found = True
+                answer = self._answer(task)
+                if isinstance(answer, Exception):
+                    self._forget(task.number, task.token)  # first: it is sent again
+                    self._hand_out(task.number, answer)
+                else:
+                    self._hand_out(task.number, answer)
+                    self._forget(task.number, task.token)
+        return found
+
+    def _take(self, number: int) -> Future[bytes] | None:
+        with self._lock:
+            return self._futures.pop(number, None)
+
+    def _hand_out(self, number: int, answer: bytes | Exception) -> None:
+        future = self._take(number)
+        if future is not None and future.set_running_or_notify_cancel():
+            if isinstance(answer, Exception):
+                future.set_exception(answer)
+            else:
+                future.set_result(answer)
 
     def _answer(self, task: TaskState) -> bytes | Exception:
-        key = f"{self.name}/{task.number}/answer {task.token}"
         if task.state == tasks_base.DONE:
-            answer = records.get_bytes(self._catalog, key)
-            records.remove_bytes(self._catalog, key)
+            answer = records.get_bytes(self._catalog, f"{self.name}/{task.number}/answer {task.token}")
             return TasksError("the answer of a worker is gone") if answer is None else answer
         error = DatacacheError(
             f"tasks failed on the queue: {'; '.join(task.errors[-MAX_LOST:])}",
@@ -194,14 +206,11 @@ class QueueExecutor(Executor):
         )
         return pickled(([], error, 0.0))
 
-    def _forget(self, numbers: Sequence[int]) -> None:
-        """Let go of parcels: then the same can be sent again."""
-        self._store.drop(self._queue, numbers)
-        for number in numbers:
-            records.remove_bytes(self._catalog, f"{self.name}/{number}/tasks")
-        with self._lock:
-            for number in numbers:
-                self._futures.pop(number, None)
+    def _forget(self, number: int, token: int = 0) -> None:
+        """Let go of a parcel: then the same can be sent again."""
+        self._store.drop(self._queue, [number])
+        records.remove_bytes(self._catalog, f"{self.name}/{number}/tasks")
+        records.remove_bytes(self._catalog, f"{self.name}/{number}/answer {token}")
 
     def _look(self) -> None:
         """Hold the job, and have parcels that are gone sent again."""
@@ -214,10 +223,7 @@ class QueueExecutor(Executor):
         gone = waiting - there
         # One that is being sent is noted here before it is there.
         for number in gone & self._gone_before:
-            with self._lock:
-                future = self._futures.pop(number, None)
-            if future is not None and future.set_running_or_notify_cancel():
-                future.set_exception(TasksError("a parcel is gone from the queue"))
+            self._hand_out(number, TasksError("a parcel is gone from the queue"))
         self._gone_before = gone
 
     def _fail(self, error: BaseException) -> None:

@@ -34,7 +34,6 @@ _FASTEST_S, _SLOWEST_S = 0.05, 1.0
 _JOBS_S = 1.0
 """The jobs are looked for this often."""
 _FORGET_S = 600.0
-_PATIENCE_S = 60.0
 _KEPT_CODES = 4
 _T = TypeVar("_T")
 
@@ -202,14 +201,7 @@ class QueueWorker:
         return code
 
     def _patiently(self, call: Callable[[], _T]) -> _T:
-        """Repeat a call, which is idempotent, while the catalog is away."""
-        deadline = time.monotonic() + _PATIENCE_S
-        while True:
-            try:
-                return call()
-            except CatalogUnavailableError:
-                if time.monotonic() > deadline or self.stop.wait(random.uniform(0.5, 1.5)):
-                    raise
+        return records.patiently(call, self.stop.is_set)
 
     # --- the thread ---------------------------------------------------------------------------------------------
 
