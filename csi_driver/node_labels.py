@@ -1,6 +1,6 @@
 """Label the nodes with what they hold of snapshots: `cache.datacache.io/HASH=full` or `part`.
 
-Pods that would rather start near their data prefer such nodes (`datacache.api.preferred_affinity`). A thread of the
+Pods that would rather start near their data prefer such nodes (`datacache.api.preferred_nodes`). A thread of the
 controller compares what nodes say (`datacache.catalog.holdings`) with the labels that they have, and patches the
 difference. The labels are all the state there is: a controller that starts, or a second one beside it, comes to the
 same. A node that says nothing any more, as it died or has no node pod, loses its labels.
