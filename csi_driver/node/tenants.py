@@ -22,6 +22,7 @@ from datacache.api import open_catalog, running_daemon
 from datacache.catalog.quotas import NodeUse, read_quotas, report_use
 from datacache.core.errors import CatalogUnavailableError, DatacacheError
 from datacache.settings import Settings
+from datacache.store.clock import elapsed_s
 
 EVERY_S = 10.0
 _REPORT_EVERY_S = 60.0
@@ -42,6 +43,7 @@ class NodeTenants:
         self._claims: dict[str, set[str]] = {}
         """The namespaces with a claim anywhere to data sets of which each node keeps a part for all."""
         self._reported: NodeUse | None = None
+        self._reported_at_s = 0.0
         self._troubles: dict[str, str] = {}
         self._telling = threading.Lock()
         """What is told last is what is true last."""
@@ -94,15 +96,13 @@ class NodeTenants:
 
     def report(self) -> None:
         """Write down in the catalog what namespaces have of this node, if that has changed. The errors of both."""
-        use = NodeUse(
-            node=self._node_id, at_s=time.time(), cache_bytes=self._cached(), staged_bytes=self._staged_bytes()
-        )
-        before = self._reported
-        if before is not None and use.at_s - before.at_s < _REPORT_ANYWAY_S and not _differ(before, use):
+        use = NodeUse(node=self._node_id, cache_bytes=self._cached(), staged_bytes=self._staged_bytes())
+        before, now_s = self._reported, elapsed_s()
+        if before is not None and now_s - self._reported_at_s < _REPORT_ANYWAY_S and not _differ(before, use):
             return
         with closing(open_catalog(self._settings)) as catalog:
             report_use(catalog, use)
-        self._reported = use
+        self._reported, self._reported_at_s = use, now_s
 
     def check_pin(self, record: NodeVolume) -> None:
         """Raise PERMISSION_DENIED if a volume's pin is beyond what its namespaces may have of the cache."""

@@ -7,6 +7,7 @@ They are documents of the catalog, with times by the clock that all its users sh
     creation      token → since when objects are being stored for a snapshot that is not committed yet
     removed       snapshot id → when it was removed: the grace period counts from then
     holding       node → until when what it says of its cache counts (`holdings`)
+    quota-use     node → until when what it says of its namespaces counts (`quotas`)
     sweep         `objects` → how often a collection has begun, or ended, to delete stored objects
 
 A lease ends by itself, so a node that died keeps nothing for ever. Any thread and process may call.
@@ -30,6 +31,7 @@ MOUNTS = "mount-lease"
 CREATIONS = "creation"
 REMOVED = "removed"
 HOLDINGS = "holding"
+QUOTA_USES = "quota-use"
 SWEEPS = "sweep"
 
 MOUNT_LEASE_S = 7 * 86_400.0
@@ -115,7 +117,7 @@ def _held(mounts: Iterable[str], removed: Iterable[tuple[str, str]], *, now_s: f
 
 def forget_ended(catalog: Catalog, *, now_s: float, cutoff_s: float) -> None:
     """Remove documents without effect: ended leases, and removals at `cutoff_s` or before."""
-    ends = [(kind, "until_s", now_s) for kind in (MOUNTS, CREATIONS, HOLDINGS)]
+    ends = [(kind, "until_s", now_s) for kind in (MOUNTS, CREATIONS, HOLDINGS, QUOTA_USES)]
     for kind, field, end_s in (*ends, (REMOVED, "at_s", cutoff_s)):
         for key, text in _all(catalog, kind):
             if _number(text, field) <= end_s:

@@ -3,32 +3,30 @@ without one of their own.
 
 A quota limits what a namespace's data sets may take of each node's cache (`cache`), and what its bucket volumes may
 hold together (`staging`): the sum of their requested capacities, which bounds what any node stages for them. Used by
-the CSI driver and `dsctl k8s quota`. What nodes hold is in documents of kind `quota-use`, one for each node. Any thread
-and process may call; two that change a quota at once lose neither change.
+the CSI driver and `dsctl k8s quota`. What nodes hold is in documents of kind `quota-use`, one for each node, which end
+by themselves (`leases`). Any thread and process may call; two that change a quota at once lose neither change.
 """
 
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from datacache.catalog.access import check_namespace
 from datacache.catalog.base import Catalog
-from datacache.catalog.leases import all_documents
+from datacache.catalog.leases import QUOTA_USES, all_documents
 from datacache.core.errors import CatalogError, UsageError
 from datacache.core.ipc import parse_object
 
-KIND, USE_KIND = "quota", "quota-use"
+KIND = "quota"
 DEFAULT = "*"
 """The key of the quota of namespaces without one of their own."""
 _VOLUME_KIND = "csi-volume"  # see csi_driver.volume_records
 _VERSION = 1
 _MOST_BYTES = 2**63 - 1
-USE_LASTS_S = 900.0
-"""How long a node's report counts. A node that is there writes one every few minutes."""
-_FORGET_S = 86_400.0
+_USE_LEASE_S = 900.0
+"""From the last report. A node that is there writes one every few minutes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,8 +63,6 @@ class NodeUse:
     """What namespaces had of one node a moment ago."""
 
     node: str
-    at_s: float
-    """Unix seconds."""
     cache_bytes: Mapping[str, int] = field(default_factory=dict)
     staged_bytes: Mapping[str, int] = field(default_factory=dict)
     """What is written and not uploaded yet."""
@@ -123,31 +119,33 @@ def capacities(catalog: Catalog) -> dict[str, int]:
 
 
 def report_use(catalog: Catalog, use: NodeUse) -> None:
-    """Replace what is known of a node. Forget nodes that said nothing for a day."""
-    text = json.dumps({"at_s": use.at_s, "cache": dict(use.cache_bytes), "staged": dict(use.staged_bytes)})
-    while not catalog.set_document(USE_KIND, use.node, text, old=catalog.document(USE_KIND, use.node)):
+    """Say what namespaces have of a node now, in place of what it said before."""
+    until_s = round(catalog.now_s() + _USE_LEASE_S, 3)
+    said = {"until_s": until_s, "cache": dict(use.cache_bytes), "staged": dict(use.staged_bytes)}
+    text = json.dumps(said)
+    while not catalog.set_document(QUOTA_USES, use.node, text, old=catalog.document(QUOTA_USES, use.node)):
         pass
-    for node, said in all_documents(catalog.documents, USE_KIND):
-        if use.at_s - _use(node, said).at_s > _FORGET_S:
-            catalog.remove_document(USE_KIND, node, old=said)
 
 
 def node_uses(catalog: Catalog) -> Iterator[NodeUse]:
-    """Yield what nodes have said lately."""
-    for node, text in all_documents(catalog.documents, USE_KIND):
-        use = _use(node, text)
-        if time.time() - use.at_s <= USE_LASTS_S:
+    """Yield what nodes have said lately. Documents that cannot be understood count as none."""
+    now_s = catalog.now_s()
+    for node, text in all_documents(catalog.documents, QUOTA_USES):
+        use = _use(node, text, now_s)
+        if use is not None:
             yield use
 
 
-def _use(node: str, text: str) -> NodeUse:
-    """Return a node's report; one of no time and no bytes if it cannot be understood."""
+def _use(node: str, text: str, now_s: float) -> NodeUse | None:
+    """Return a node's report; None if its time is over at `now_s`, or if it says nothing that makes sense."""
     try:
         found = parse_object(text)
+        if not float(found["until_s"]) > now_s:
+            return None
         sizes = [{str(name): int(size) for name, size in found[key].items()} for key in ("cache", "staged")]
-        return NodeUse(node=node, at_s=float(found["at_s"]), cache_bytes=sizes[0], staged_bytes=sizes[1])
+        return NodeUse(node=node, cache_bytes=sizes[0], staged_bytes=sizes[1])
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
-        return NodeUse(node=node, at_s=0.0)
+        return None
 
 
 def _check_key(namespace: str) -> None:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from datacache.catalog import leases
+from datacache.catalog.leases import QUOTA_USES
 from datacache.catalog.quotas import (
     KIND,
-    USE_KIND,
     NodeUse,
     capacities,
     node_uses,
@@ -98,12 +98,16 @@ def test_capacities_are_those_of_bucket_volumes_by_namespace(catalog: SqliteCata
     assert capacities(catalog) == {"a": 11}
 
 
-def test_nodes_that_say_nothing_any_more_do_not_count(catalog: SqliteCatalog) -> None:
-    now = time.time()
-    report_use(catalog, NodeUse(node="gone", at_s=now - 90_000, cache_bytes={"a": 1}))
-    report_use(catalog, NodeUse(node="late", at_s=now - 3600, cache_bytes={"a": 2}))
-    catalog.set_document(USE_KIND, "broken", "{}", old=None)
-    report_use(catalog, NodeUse(node="here", at_s=now, cache_bytes={"a": 3}, staged_bytes={"b": 4}))
+def test_nodes_that_say_nothing_any_more_do_not_count_and_are_forgotten(
+    catalog: SqliteCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = catalog.now_s()
+    monkeypatch.setattr(catalog, "now_s", lambda: now - 3600)  # the catalog's clock counts, whatever a node's says
+    report_use(catalog, NodeUse(node="gone", cache_bytes={"a": 2}))
+    monkeypatch.setattr(catalog, "now_s", lambda: now)
+    catalog.set_document(QUOTA_USES, "broken", "{}", old=None)
+    report_use(catalog, NodeUse(node="here", cache_bytes={"a": 3}, staged_bytes={"b": 4}))
     (use,) = node_uses(catalog)
     assert (use.node, use.cache_bytes, use.staged_bytes) == ("here", {"a": 3}, {"b": 4})
-    assert [key for key, _ in catalog.documents(USE_KIND)] == ["here", "late"]
+    leases.forget_ended(catalog, now_s=now, cutoff_s=0)
+    assert [key for key, _ in catalog.documents(QUOTA_USES)] == ["here"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
@@ -38,9 +37,8 @@ def test_a_quota_is_set_shown_and_removed(dsctl: Dsctl) -> None:
 
 def test_what_nodes_hold_is_shown_with_the_fullest_first(dsctl: Dsctl, home: Path) -> None:
     catalog = SqliteCatalog(home / "catalog.db")
-    now = time.time()
-    report_use(catalog, NodeUse(node="n1", at_s=now, cache_bytes={"team-a": 10_000_000}, staged_bytes={"team-a": 7}))
-    report_use(catalog, NodeUse(node="n2", at_s=now, cache_bytes={"team-a": 30_000_000}))
+    report_use(catalog, NodeUse(node="n1", cache_bytes={"team-a": 10_000_000}, staged_bytes={"team-a": 7}))
+    report_use(catalog, NodeUse(node="n2", cache_bytes={"team-a": 30_000_000}))
     catalog.close()
     assert "30.0 MB (n2)" in dsctl("k8s", "quota").out
     (use,) = dsctl("k8s", "quota", "team-a", "--json").json

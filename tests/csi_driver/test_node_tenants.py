@@ -6,6 +6,7 @@ import os
 import random
 import shutil
 import signal
+import time
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from csi_driver.node.service import NodeService
 from csi_driver.volume_records import VolumeRecord
 from datacache import api, open_snapshot
 from datacache.api import connect, open_catalog
-from datacache.catalog.quotas import USE_KIND
+from datacache.catalog.leases import QUOTA_USES
 from datacache.core.errors import DatacacheError
 from datacache.settings import Settings, load_settings
 from tests.csi_driver.kubelet import Kubelet, needs_root
@@ -90,6 +91,14 @@ def charged(settings: Settings) -> dict[str, int]:
     return {each["name"]: each["ssd_bytes"] for each in connect(settings).cache_status()["namespaces"]}
 
 
+def wait_until_stored(settings: Settings, namespace: str, size_bytes: int = COUNT * SIZE) -> None:
+    """Wait for the cache's disk: readers have blocks before they are written there."""
+    ends = time.monotonic() + 60
+    while charged(settings).get(namespace, 0) < size_bytes:
+        assert time.monotonic() < ends, charged(settings)
+        time.sleep(0.02)
+
+
 def kill_daemon(settings: Settings) -> None:
     pid = connect(settings).health()["pid"]
     os.kill(pid, signal.SIGKILL)
@@ -104,7 +113,9 @@ def test_a_namespace_that_fills_its_share_evicts_its_own_through_kills_and_lower
     service.tenants.read_quotas()
     theirs, mine = show(kubelet, "theirs", "b"), show(kubelet, "mine", "a")
     read(theirs)
+    wait_until_stored(settings, "b")
     read(mine, range(20))
+    wait_until_stored(settings, "a", 20 * SIZE)
     kill_daemon(settings)  # who starts knows the quotas by itself
     read(mine, range(20, COUNT))
     assert 5 * MB < charged(settings)["a"] <= 8 * MB
@@ -134,7 +145,7 @@ def test_what_pods_left_is_charged_to_their_namespace_and_goes_for_its_next_data
     read(theirs)
     kubelet.hide("by-hand")
     service.tenants.tell()
-    assert charged(settings)["a"] >= COUNT * SIZE, "it is charged after the last pod"
+    wait_until_stored(settings, "a")  # it is charged after the last pod
     read(show(kubelet, "mine", "a"))
     assert charged(settings)["a"] <= 14 * MB
     shutil.move(stores["mine"].parent, away)
@@ -146,6 +157,7 @@ def test_a_data_set_of_two_namespaces_is_charged_to_each_in_equal_parts(
     stores: dict[str, Path], kubelet: Kubelet, settings: Settings
 ) -> None:
     read(show(kubelet, "mine", "a"))
+    wait_until_stored(settings, "a")
     show(kubelet, "mine", "b")
     found = charged(settings)
     assert found["a"] == found["b"] == pytest.approx(COUNT * SIZE / 2, rel=0.1)
@@ -236,7 +248,7 @@ def test_the_catalog_is_told_what_namespaces_have_and_only_of_changes(
     monkeypatch.setattr(service.tenants, "_staged_bytes", dict)
     service.tenants.report()
     with closing(open_catalog(settings)) as catalog:
-        catalog.remove_document(USE_KIND, "node-1")
+        catalog.remove_document(QUOTA_USES, "node-1")
         service.tenants.report()
-        assert catalog.document(USE_KIND, "node-1") is None, "nothing has changed"
+        assert catalog.document(QUOTA_USES, "node-1") is None, "nothing has changed"
     kubelet.hide("out")
