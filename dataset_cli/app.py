@@ -210,7 +210,9 @@ reading_options = options(
     click.option("--decode", is_flag=True, help="Decode every image: finds JPEGs that were cut in their middle."),
 )
 """See `api.ReadingOptions`."""
-on_option = click.option("--on", metavar="ENGINE", help="Work there: dask://HOST:PORT, ray://HOST:PORT, queue.")
+on_option = click.option(
+    "--on", metavar="ENGINE", help="Have it done by dask://HOST:PORT, ray://HOST:PORT, queue or queue://JOB."
+)
 workers_options = options(
     click.option("--processes", type=click.IntRange(1), help="How many (default: one a processor)."),
     on_option,

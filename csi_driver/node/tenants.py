@@ -46,7 +46,7 @@ class NodeTenants:
         self._reported_at_s = 0.0
         self._troubles: dict[str, str] = {}
         self._telling = threading.Lock()
-        """What is told last is what is true last."""
+        """Held while the daemon is told, so that of two messages the later one says what is true later."""
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="tenants", daemon=True)
 

@@ -1,8 +1,8 @@
 """The log of a long job, so that one that was killed goes on where it was.
 
 A file in a folder of the home, one for each job: its first line says which job it is of, each other line is a record
-and its checksum. Imports and predictions write what is done into theirs and remove it after the commit; nobody else
-reads it.
+and its checksum. Imports, predictions and what an engine does write what is done into theirs and remove it after the
+commit; nobody else reads it.
 
 A record counts once it is written: a process that is killed loses what was in flight. The file is fsynced now and
 then, so a power cut loses some seconds more. What follows the first record that is not whole is cut off. A lock keeps a

@@ -8,7 +8,7 @@ from typing import Any
 
 
 class RayExecutor(Executor):
-    """See the module. `ray` is the library, connected."""
+    """Has Ray do calls. `ray` is its library, connected to a cluster."""
 
     def __init__(self, ray: Any, *, retries: int) -> None:
         self._ray, self._retries = ray, retries

@@ -31,7 +31,7 @@ def verify(app: App, *, ref: str, read: bool, on: str | None, limit: int | None,
     Asks the stores, not the cache: sizes, ETags and versions, or with --read all bytes. Exit code 1 if an object is
     missing, changed, damaged or unreadable. Some stores have no checksum of some objects: it says how many there are.
     """
-    if on is not None and not read:
+    if on not in (None, "local") and not read:
         raise UsageError("--on is for --read", hint="Without --read objects are listed, which one process does.")
     most = most_listed(app, limit, everything)
     record = app.resolve(ref)

@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 
 
 class QueueExecutor(Executor):
-    """A job in the catalog, taken as `records.take_job` does. `close` it."""
+    """Sends the parcels of one job, which it takes as `records.take_job` does. `close` ends the job."""
 
     def __init__(self, catalog: Catalog, store: TaskStore, name: str = "") -> None:
         """`name` is drawn where none is given. The executor closes `catalog`, which has no cache of this node, and

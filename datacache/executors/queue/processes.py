@@ -28,9 +28,9 @@ from datacache.executors.queue.worker import Ended, ParcelDone, QueueWorker, Wor
 from datacache.settings import Settings
 
 _AGAIN_S = 1.0
-"""A worker that was killed is followed by another after so long: what kills it may do so at once."""
+"""How long after a worker was killed another one is started: what killed the first may kill it at once."""
 _FOLLOWED = (Ended.FAILED, Ended.DONE, Ended.ONCE, Ended.IDLE, Ended.STOPPED)
-"""Of several workers that ended, the first of these says why."""
+"""Why all ended, where workers ended for several reasons: the first of these that one of them had."""
 _log = logging.getLogger(__name__)
 
 

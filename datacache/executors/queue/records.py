@@ -1,4 +1,4 @@
-"""What clients and workers of the queue write into the catalog: who is there, and the bytes of parcels. Documents:
+"""Write down in the catalog who works on the queue, as client or as worker, and the bytes of parcels. The documents:
 
     work-job      NAME → who has the job, until when, and how it ended
     work-worker   worker → which job it works for ('' for any), and until when
