@@ -24,9 +24,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from http import HTTPStatus
+from http.client import LineTooLong
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from csi_driver import DRIVER_NAME, volume_records
 from csi_driver.kube import KubeApi
@@ -43,8 +44,11 @@ from datacache.settings import Settings
 
 PATH = "/place"
 PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
-MOST_BYTES = 4 * 2**20
+MOST_BYTES = 2 * 2**20
 """Of a review: a pod has 1.5 MiB at most (etcd's limit)."""
+_MOST_BYTES_TOGETHER = 2 * MOST_BYTES
+"""Of all reviews that are being answered: parsed, they take up to 27 times as much, and there are volumes to serve."""
+_MOST_HEAD_BYTES = 32 * 2**10
 _MOST_VOLUMES = 32
 _MOST_SNAPSHOTS = 8
 """Each makes two terms, and all pods' terms are looked at for each node."""
@@ -158,7 +162,8 @@ class WebhookServer:
     def __init__(self, port: int, tls: Path, review: Callable[[bytes], dict[str, Any]], *, address: str = "*") -> None:
         """`tls`: a folder with `tls.crt` and `tls.key`, which may come or be renewed later. `OSError` if the port (0:
         any; see `port`) is taken."""
-        self._server = listen(address, port, partial(_ReviewHandler, review), _TlsServer)
+        handler = partial(_ReviewHandler, review, _Room(_MOST_BYTES_TOGETHER))
+        self._server = listen(address, port, handler, _TlsServer)
         assert isinstance(self._server, _TlsServer)
         self._server.certificate = _Certificate(tls)
         self.port: int = self._server.server_address[1]
@@ -247,12 +252,56 @@ def _bounded(connection: ssl.SSLSocket) -> Iterator[None]:
         timer.cancel()
 
 
+class _Room:
+    """How many bytes of reviews are taken on at a time."""
+
+    def __init__(self, size_bytes: int) -> None:
+        self._changed = threading.Condition()  # guards _left
+        self._left = size_bytes
+
+    @contextlib.contextmanager
+    def take(self, size_bytes: int) -> Iterator[bool]:
+        """Wait until there is room, and keep it. False, and none, if that takes too long."""
+        with self._changed:
+            there = self._changed.wait_for(lambda: self._left >= size_bytes, _PATIENCE_S)
+            self._left -= size_bytes if there else 0
+        try:
+            yield there
+        finally:
+            with self._changed:
+                self._left += size_bytes if there else 0
+                self._changed.notify_all()
+
+
+class _ShortHead:
+    """The stream of a request whose head may be no longer than `_MOST_HEAD_BYTES`: `http.server` takes 6 MiB."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream, self._left = stream, _MOST_HEAD_BYTES
+
+    def readline(self, most_bytes: int) -> bytes:
+        """Return the next line, as the stream has it."""
+        line: bytes = self._stream.readline(min(most_bytes, self._left + 1))
+        self._left -= len(line)
+        if self._left < 0:
+            raise LineTooLong("head")
+        return line
+
+
 class _ReviewHandler(BaseHTTPRequestHandler):
     server_version, sys_version = "datacache", ""
 
-    def __init__(self, review: Callable[[bytes], dict[str, Any]], *connection: Any) -> None:
-        self._review = review
+    def __init__(self, review: Callable[[bytes], dict[str, Any]], room: _Room, *connection: Any) -> None:
+        self._review, self._room = review, room
         super().__init__(*connection)  # which answers
+
+    def parse_request(self) -> bool:
+        """Read the head of a request; one that is too long is refused."""
+        stream, self.rfile = self.rfile, cast("Any", _ShortHead(self.rfile))
+        try:
+            return super().parse_request()
+        finally:
+            self.rfile = stream
 
     def do_POST(self) -> None:
         """Answer a review."""
@@ -265,7 +314,11 @@ class _ReviewHandler(BaseHTTPRequestHandler):
         if self.path.partition("?")[0] != PATH:
             self.send_error(HTTPStatus.NOT_FOUND)
             return
-        body = json.dumps(self._review(asked)).encode()
+        with self._room.take(length) as there:
+            body = json.dumps(self._review(asked)).encode() if there else b""
+        if not there:
+            self.send_error(HTTPStatus.SERVICE_UNAVAILABLE)
+            return
         self.send_response(HTTPStatus.OK)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))

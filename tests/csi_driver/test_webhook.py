@@ -9,7 +9,9 @@ import http.client
 import json
 import socket
 import ssl
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -383,6 +385,37 @@ class TestServer:
             with contextlib.suppress(ConnectionError):
                 assert b"HTTP" not in plain.recv(1000)
         assert self.post(server.port, ca, b"{}")[0] == 200
+
+    def test_many_large_reviews_and_heads_take_little_memory_at_a_time(
+        self, tls: Path, ca: Ca, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(webhook, "_PATIENCE_S", 0.05)
+        monkeypatch.setattr(webhook, "_CONNECTION_S", 60.0)
+        entered, leave = threading.Semaphore(0), threading.Event()
+
+        def answer(_body: bytes) -> dict[str, Any]:
+            entered.release()
+            assert leave.wait(60)
+            return {}
+
+        with (
+            closing(WebhookServer(0, tls, answer, address="127.0.0.1")) as server,
+            ThreadPoolExecutor(2) as threads,
+        ):
+            large = b" " * MOST_BYTES
+            try:
+                under_way = [threads.submit(self.post, server.port, ca, large) for _ in range(2)]
+                assert all(entered.acquire(timeout=60) for _ in under_way)
+                assert self.post(server.port, ca, b"{}")[0] == 503
+            finally:
+                leave.set()
+            assert [each.result()[0] for each in under_way] == [200, 200]
+            assert self.post(server.port, ca, large)[0] == 200
+            long = {f"x-{number}": "x" * 8000 for number in range(5)}
+            with contextlib.suppress(ConnectionError):  # it hangs up, and the rest of the head was under way
+                assert self.post(server.port, ca, b"{}", **long)[0] == 431
+            del long["x-4"], long["x-3"]
+            assert self.post(server.port, ca, b"{}", **long)[0] == 200
 
     def test_somebody_who_sends_nothing_is_hung_up_on(
         self, server: WebhookServer, ca: Ca, monkeypatch: pytest.MonkeyPatch
