@@ -39,6 +39,8 @@ _MOST_BYTES = 8 * 2**20
 _TRIES = 4
 _KEPT_WORKERS = 4
 _ID_DIGITS = 32
+_OF_BYTES = "biufcmMSU"
+"""Kinds of arrays whose bytes are their values."""
 _VERSION: str = sys.modules["datacache"].__version__  # imported by importing this; naming it would be a circle
 
 
@@ -261,10 +263,22 @@ def do_tasks(key: str, worker: bytes, tasks: Sequence[bytes], loads: Callable[[b
         return pickled((results, DatacacheError(f"{type(error).__name__}: {error}"), took_s))
 
 
+def _array(dtype: str, shape: tuple[int, ...] | None, data: bytes) -> Any:
+    """Unpickle an array of numpy, or a number where `shape` is None: of bytes, never of objects."""
+    import numpy as np
+
+    array = np.frombuffer(data, np.dtype(str(dtype))).reshape(shape or ())
+    return array[()] if shape is None else array.copy()
+
+
 class _Pickler(pickle.Pickler):
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, BaseException):  # past copyreg, in which Dask puts its own for all exceptions
             return value.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+        kind = type(value)
+        if kind.__module__ == "numpy" and hasattr(value, "tobytes") and value.dtype.kind in _OF_BYTES:
+            scalar = not isinstance(value, sys.modules["numpy"].ndarray)
+            return _array, (value.dtype.str, None if scalar else value.shape, value.tobytes())
         reduce = getattr(value, "reduce_elsewhere", None)
         return NotImplemented if reduce is None or isinstance(value, type) else reduce()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import logging
 import multiprocessing
 import operator
@@ -15,18 +16,20 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from datacache import api
 from datacache.catalog.base import Catalog
 from datacache.catalog.open import open_catalog_url, open_task_store
 from datacache.catalog.tasks.base import TaskStore
-from datacache.core.engine import Engine, do_tasks
+from datacache.core.engine import Engine, _array, do_tasks, pickled
 from datacache.core.errors import DatacacheError, TasksError, UsageError
 from datacache.core.parallel import ordered_map
 from datacache.executors.queue import client, processes, records, trusted, worker
@@ -204,7 +207,86 @@ def evils(mark: Path) -> dict[str, bytes]:
         "datacache.settings.Settings": pickle.dumps(Evil(Settings)),
         "datacache.executors.queue.worker.Enum": b"cdatacache.executors.queue.worker\nEnum\n.",
         "datacache.executors.queue.worker.QueueWorker": pickle.dumps(QueueWorker),
+        "numpy._core.numeric._frombuffer": _named("numpy._core.numeric", "_frombuffer"),
+        "numpy.dtype": _named("numpy", "dtype"),
     }
+
+
+def _word(text: str) -> bytes:
+    return b"\x8c" + bytes([len(text)]) + text.encode()
+
+
+def _named(module: str, name: str, then: bytes = b"") -> bytes:
+    """A pickle that names something, and does what `then` says with it."""
+    return b"\x80\x04" + _word(module) + _word(name) + b"\x93" + then + b"."
+
+
+_CHANGE = b"N}" + _word("mark") + b"K\x01s\x86b"
+"""Sets an attribute of what is named before it, by `setattr`."""
+_UPDATE = b"}" + _word("mark") + b"K\x01sb"
+"""Adds to its `__dict__`."""
+
+
+@pytest.mark.parametrize("place", ["sqlite"], indirect=True)
+@pytest.mark.parametrize(
+    ("module", "name", "then"),
+    [
+        *((f"datacache.{module}", name, change) for module, name in (
+            ("core.concurrency", "PerProcess"),
+            ("core.errors", "UsageError"),
+            ("core.errors", "_rebuild"),
+            ("executors.queue.worker", "Ended"),
+            ("executors.queue.worker", "WorkPlan"),
+            ("settings", "_elsewhere"),
+        ) for change in (_CHANGE, _UPDATE)),
+        ("pathlib", "Path", _CHANGE),
+        ("collections", "Counter", _CHANGE),
+        ("datacache.executors.queue.worker", "Ended", _word("idle") + b"\x85R" + _UPDATE),
+        ("datacache.settings", "_elsewhere", _word("") * 2 + b"\x86R" + _UPDATE),
+        ("datacache.core.concurrency", "PerProcess", b"N\x85R}" + _word("get") + b"Nsb"),
+        ("datacache.core.concurrency", "PerProcess", b"N\x85R)R"),
+    ],
+)  # fmt: skip
+def test_a_pickle_that_changes_what_it_names_is_refused(
+    module: str, name: str, then: bytes, shared: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DATACACHE_CATALOG", shared.catalog)
+    named = getattr(importlib.import_module(module), name)
+    with pytest.raises(trusted.UntrustedPickleError):
+        trusted.loads(_named(module, name, then))
+    assert "mark" not in vars(named)
+    assert not hasattr(Ended.IDLE, "mark")
+
+
+def test_arrays_and_their_numbers_travel_as_bytes() -> None:
+    for value in (
+        np.arange(6, dtype=">i4").reshape(2, 3).T,
+        np.zeros((0, 4), np.float32),
+        np.array(["a", "bc"]),
+        np.float32(1.5),
+        np.datetime64("2026-01-31"),
+    ):
+        found = trusted.loads(pickled(value))
+        assert type(found) is type(value)
+        np.testing.assert_array_equal(found, value)
+        assert found.dtype == value.dtype
+    for refused in (np.array([object()]), pickle.dumps(np.zeros(3))):
+        with pytest.raises(trusted.UntrustedPickleError):
+            trusted.loads(refused if isinstance(refused, bytes) else pickled(refused))
+    with pytest.raises(trusted.UntrustedPickleError):
+        trusted.loads(pickle.dumps(Evil(_array, "O", (1,), b"12345678")))
+
+
+def test_values_come_back_as_they_were() -> None:
+    for value in (Ended.IDLE, WorkPlan("a", max_idle_s=1.5), Path("a/b"), Counter("aab"), OrderedDict(a=1), {1: {2}}):
+        found = trusted.loads(pickled(value))
+        assert found == value
+        assert type(found) is type(value)
+    failed = trusted.loads(pickled([UsageError("no", hint="so"), KeyError("a")]))
+    assert [(type(each), str(each)) for each in failed] == [
+        (UsageError, str(UsageError("no", hint="so"))),
+        (KeyError, "'a'"),
+    ]
 
 
 @promise("Workers of the queue unpickle values, and never code")
