@@ -7,6 +7,7 @@ stores, as on any machine.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
@@ -22,6 +23,7 @@ from datacache.core.errors import UsageError
 from datacache.core.parallel import Workers
 from datacache.settings import Settings
 
+_log = logging.getLogger(__name__)
 _WIDTH_S = 2.0
 """A cluster is asked for its size this often."""
 _CONNECT_S = 10.0
@@ -61,7 +63,7 @@ def open_engine(on: str | Executor, settings: Settings) -> Engine:
         raise UsageError(f"nobody answers at {on}: {exc}", hint="Is its scheduler running, at this address?") from exc
     except RuntimeError as exc:  # Ray's, such as for another version of itself or of Python
         raise UsageError(f"{on} cannot be used: {exc}", hint="Clients must have the cluster's versions.") from exc
-    return Engine(executor, width=_seldom(width), folder=folder, close=lambda _done: close())
+    return Engine(executor, width=_seldom(_say_none(on, width)), folder=folder, close=lambda _done: close())
 
 
 def _queue(job: str, settings: Settings, folder: Path) -> Engine:
@@ -108,7 +110,22 @@ def _ray(address: str) -> tuple[Executor, Callable[[], int], Callable[[], None]]
             ray.shutdown()
             if not tries_left:
                 raise
-    return RayExecutor(ray, retries=_RETRIES), lambda: int(ray.cluster_resources().get("CPU", 1)), ray.shutdown
+    return RayExecutor(ray, retries=_RETRIES), lambda: int(ray.cluster_resources().get("CPU", 0)), ray.shutdown
+
+
+def _say_none(on: str, ask: Callable[[], int]) -> Callable[[], int]:
+    """Return a function that also warns, once, where the engine has no worker: until then the command only waits."""
+    said = False
+
+    def width() -> int:
+        nonlocal said
+        processes = ask()
+        if not processes and not said:
+            _log.warning("%s has no worker yet; the command waits until one is there", on)
+            said = True
+        return processes
+
+    return width
 
 
 def _seldom(ask: Callable[[], int]) -> Callable[[], int]:

@@ -11,10 +11,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import distributed
 import pytest
 
 from datacache import api
 from datacache.core.errors import UsageError
+from datacache.executors.open import open_engine
 from datacache.settings import Settings
 from dataset_cli.demo.faces import draw_faces
 from tests.conftest import ROOT
@@ -116,3 +118,16 @@ def test_what_is_made_there_is_what_is_made_here(
 def test_an_engine_that_does_not_answer_is_named(settings: Settings, ref: str) -> None:
     with pytest.raises(UsageError, match=r"nobody answers at dask://127\.0\.0\.1:1: "):
         api.stats(ref, on="dask://127.0.0.1:1", settings=settings)
+
+
+def test_a_cluster_without_workers_is_named_once(
+    settings: Settings, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("datacache.executors.open._WIDTH_S", -1.0)
+    with distributed.LocalCluster(n_workers=0, dashboard_address=":0") as empty:
+        url = empty.scheduler_address.replace("tcp://", "dask://")
+        with open_engine(url, settings) as engine:
+            assert [engine.width(), engine.width()] == [1, 1]
+    assert [record.message for record in caplog.records if record.name == "datacache.executors.open"] == [
+        f"{url} has no worker yet; the command waits until one is there"
+    ]
