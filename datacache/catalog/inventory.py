@@ -34,6 +34,7 @@ _MANIFEST_BYTES = 16 << 20
 _PART_BYTES = 8 << 20
 _LINE_BYTES = 64 << 10
 """The most of a line of CSV: a key of 1,024 bytes is written as 3,072, other columns are short."""
+_ETAG_CHARACTERS = 1024
 _ROWS_AT_A_TIME = 10_000
 _MD5 = re.compile(r"[0-9a-fA-F]{32}")
 _SIZE = re.compile(r"[0-9]{1,18}")
@@ -119,6 +120,8 @@ class Inventory:
                 for number, row in enumerate(rows, 1):
                     if row.bucket != self._bucket:
                         raise _wrong(url, number, f"is about the bucket {row.bucket!r}, not {self._bucket!r}")
+                    if not row.key:
+                        raise _wrong(url, number, "has no key")
                     if row.latest is not False and not row.deleted and row.key.startswith(prefix) and row.key != prefix:
                         yield _entry(row, len(prefix), seconds, url, number)
 
@@ -209,16 +212,23 @@ class Inventory:
             names = opened.schema_arrow.names
             self._expect_columns(names, {name: name for name in _COLUMNS}, url)
             there = [name for name in _COLUMNS if name in names]
+            flags = ("is_latest", "is_delete_marker")
+            kinds = dict.fromkeys(_NEEDED, pa.string()) | dict.fromkeys(flags, pa.bool_()) | {"size": pa.int64()}
             for batch in opened.iter_batches(_ROWS_AT_A_TIME, columns=there):
                 columns = {name: batch.column(name) for name in there}
-                times = columns["last_modified_date"].cast(pa.timestamp("ns")).cast(pa.int64()).to_pylist()
-                values = {name: column.to_pylist() for name, column in columns.items()} | {"last_modified_date": times}
+                time = columns["last_modified_date"]
+                if not pa.types.is_timestamp(time.type):
+                    raise TypeError(f"last_modified_date is no time but {time.type}")
+                # Not believed to be what they should: a flag that is the text "false" would count as true.
+                values = {
+                    name: column.cast(kinds[name]).to_pylist() for name, column in columns.items() if name in kinds
+                }
+                values["last_modified_date"] = time.cast(pa.timestamp("ns")).cast(pa.int64()).to_pylist()
                 nothing = [None] * batch.num_rows
-                order = (*_NEEDED, "is_latest", "is_delete_marker")
-                for row in zip(*(values.get(name, nothing) for name in order), strict=True):
-                    yield _Row(_text(row[0]), _text(row[1]), row[2], row[3], _text(row[4]), row[5], row[6])
+                for row in zip(*(values.get(name, nothing) for name in (*_NEEDED, *flags)), strict=True):
+                    yield _Row(row[0] or "", row[1] or "", row[2], row[3], row[4] or "", row[5], row[6])
                 done += batch.num_rows
-        except (pa.ArrowException, OSError, TypeError, UnicodeDecodeError) as exc:
+        except (pa.ArrowException, OSError, TypeError, KeyError, UnicodeDecodeError) as exc:
             raise _wrong(url, done + 1, f"or one after it cannot be read: {exc}") from exc
 
 
@@ -229,8 +239,8 @@ def _entry(row: _Row, skip: int, seconds: dict[str, int], url: str, number: int)
     if type(size) is not int or size < 0:
         raise _wrong(url, number, f"has the size {row.size!r}")
     time = row.time if isinstance(row.time, int) else nanoseconds(str(row.time or ""), seconds)
-    if not row.etag or not time:
-        raise _wrong(url, number, f"of the key {row.key!r} has no ETag or time")
+    if not row.etag or len(row.etag) > _ETAG_CHARACTERS or time <= 0:
+        raise _wrong(url, number, f"of the key {row.key!r} has no ETag or time that can be used")
     return Entry(encode(row.key[skip:]), size, time, plain_etag(row.etag))
 
 
@@ -240,10 +250,6 @@ def _lines(file: IO[bytes]) -> Iterator[str]:
             if len(line) == _LINE_BYTES:
                 raise csv.Error(f"it has more than {_LINE_BYTES:,} bytes")
             yield line.decode()
-
-
-def _text(value: Any) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value or "")
 
 
 def _wrong(url: str, number: int, why: str) -> ImportFailedError:

@@ -290,6 +290,44 @@ def test_an_inventory_in_parquet_that_is_damaged_or_lacks_a_column_is_an_error(r
             reports.create(reports.write([rows * 100], format="Parquet", **options))  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("column", "value", "message"),
+    [
+        ("is_delete_marker", "false", ""),
+        ("is_latest", "true", ""),
+        ("is_latest", "maybe", "cannot be read"),
+        ("size", 1.5, "cannot be read"),
+        ("size", 2**64 - 1, "cannot be read"),
+        ("last_modified_date", 5, "is no time but int64"),
+        ("last_modified_date", datetime(1950, 1, 1, tzinfo=UTC), "no ETag or time"),
+        ("key", ["a"], "cannot be read"),
+        ("key", None, "has no key"),
+        ("e_tag", "e" * 70_000, "no ETag or time"),
+    ],
+)
+def test_columns_of_parquet_are_read_as_what_they_should_be_or_refused(
+    reports: Reports, column: str, value: object, message: str
+) -> None:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    row = Row(reports.images, ObjectInfo("faces/a.jpg", 3, 10**18, "0" * 32))
+
+    def spoil(data: bytes) -> bytes:
+        table, file = parquet.read_table(io.BytesIO(data)), io.BytesIO()
+        others = table.drop_columns([column])
+        kind = pa.uint64() if value == 2**64 - 1 else None
+        parquet.write_table(others.append_column(column, pa.array([value], kind)), file)
+        return file.getvalue()
+
+    url = reports.write([[row]], format="Parquet", columns=VERSIONS, spoil=spoil)
+    if message:
+        with pytest.raises(ImportFailedError, match=message):
+            reports.create(url)
+    else:
+        assert reports.create(url).files == 1
+
+
 @pytest.mark.parametrize("text", [b"", b"[]", b"{", b'"text"', b"[" * 100_000])
 def test_a_manifest_that_is_none_is_an_error(reports: Reports, text: bytes) -> None:
     reports.store.put("manifest.json", text)
