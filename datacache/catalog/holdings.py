@@ -26,6 +26,8 @@ LABEL_PREFIX = "cache.datacache.io/"
 FULL, PART = "full", "part"
 """What a label says: a node holds all of a snapshot, or much of it. See `csi_driver.node_labels` for how much."""
 _VERSION = 1
+_MOST_BYTES = 2**63
+"""Numbers beyond it are none of a snapshot, and too large to be divided."""
 _IS_ID = re.compile(r"[0-9a-f]{32}")
 
 
@@ -73,4 +75,8 @@ def _parse(text: str, now_s: float) -> dict[str, Holding] | None:
         snapshots = {id: Holding(int(held), int(total)) for id, (held, total) in found["snapshots"].items()}
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
         return None
-    return {id: held for id, held in snapshots.items() if _IS_ID.fullmatch(id) and held.held_bytes > 0}
+    return {id: each for id, each in snapshots.items() if _IS_ID.fullmatch(id) and _makes_sense(each)}
+
+
+def _makes_sense(holding: Holding) -> bool:
+    return 0 < holding.held_bytes < _MOST_BYTES and 0 <= holding.total_bytes < _MOST_BYTES

@@ -94,7 +94,7 @@ def test_what_makes_no_sense_counts_as_no_node(tmp_path: Path, text: str) -> Non
 
 def test_ids_that_are_none_and_nothing_held_are_left_out(tmp_path: Path) -> None:
     catalog = open_catalog_url(f"sqlite:///{tmp_path}/catalog.db")
-    snapshots = {A: [1, 2], "../x": [1, 2], "A" * 32: [1, 2], B: [0, 2]}
+    snapshots = {A: [1, 2], "../x": [1, 2], "A" * 32: [1, 2], B: [0, 2], "c" * 32: [10**400, 1], "d" * 32: [1, 10**400]}
     text = json.dumps({"version": 1, "until_s": 1e12, "snapshots": snapshots})
     catalog.set_document(HOLDINGS, "n", text, old=None)
     assert holdings(catalog) == {"n": {A: Holding(1, 2)}}

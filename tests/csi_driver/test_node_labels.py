@@ -161,6 +161,16 @@ def test_a_node_that_went_meanwhile_or_that_cannot_be_patched_keeps_no_other_fro
     assert cluster.nodes["n1"] == {snapshot_label(A): "full"}
 
 
+def test_a_node_that_holds_more_than_can_be_keeps_no_other_from_its_labels(
+    catalog: Catalog, labels: NodeLabels, cluster: ApiServer
+) -> None:
+    cluster.nodes |= {"n1": {}, "n2": {}}
+    write_holdings(catalog, "n1", {A: Holding(10**400, 1), B: share(100), C: Holding(5, -(10**400))})
+    write_holdings(catalog, "n2", {A: share(100)})
+    labels.look()
+    assert cluster.nodes == {"n1": {snapshot_label(B): "full"}, "n2": {snapshot_label(A): "full"}}
+
+
 def test_no_label_goes_because_the_catalog_is_away(
     catalog: Catalog, labels: NodeLabels, cluster: ApiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
