@@ -28,7 +28,7 @@ import pytest
 from datacache import api
 from datacache.catalog.base import Catalog
 from datacache.catalog.open import open_catalog_url, open_task_store
-from datacache.catalog.tasks.base import TaskStore
+from datacache.catalog.tasks.base import NewTask, TaskStore
 from datacache.core.engine import Engine, _array, do_tasks, pickled
 from datacache.core.errors import DatacacheError, TasksError, UsageError
 from datacache.core.parallel import ordered_map
@@ -441,6 +441,20 @@ def test_parcels_of_a_client_that_is_gone_are_not_done_and_then_removed(
         assert (catalog.documents(records.BYTES) == []) == bool(_again)
         monkeypatch.setattr(records, "KEPT_S", 0.0)
     assert catalog.documents(records.JOBS) == []
+
+
+@pytest.mark.parametrize("place", ["sqlite"], indirect=True)
+def test_a_queue_that_no_client_has_written_keeps_no_worker_from_others(
+    executor: QueueExecutor, catalog: Catalog, store: TaskStore, work: Callable[..., QueueWorker]
+) -> None:
+    for number, parameters in enumerate(("", "[]", "{}", '{"lease_s": NaN, "max_lost": 1}', '{"lease_s": 1e999}')):
+        records.take_job(catalog, f"odd{number}", "somebody")
+        made = store.create(records.queue_name(f"odd{number}"), 1 << 61, parameters, b"")
+        store.make(made, "claim", list)
+        store.add(made, [NewTask(0, 1, 1, "a task", 0, 1)])
+    work()
+    for value in range(5):
+        assert send(executor, Square(), value) == [value * value]
 
 
 def test_a_job_that_was_removed_ends_its_client(

@@ -225,7 +225,12 @@ def parameters_text(lease_s: float, max_lost: int) -> str:
     return json.dumps({"lease_s": lease_s, "max_lost": max_lost})
 
 
-def parameters(queue: QueueRecord) -> tuple[float, int]:
-    """Return how long leases of a job's tasks are, and how often one may be lost."""
-    found = json.loads(queue.parameters)
-    return float(found["lease_s"]), int(found["max_lost"])
+def parameters(queue: QueueRecord) -> tuple[float, int] | None:
+    """Return how long leases of a job's tasks are, and how often one may be lost; None where no client has written
+    it."""
+    try:
+        found = json.loads(queue.parameters)
+        lease_s, max_lost = float(found["lease_s"]), int(found["max_lost"])
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+        return None
+    return (lease_s, max_lost) if 0 < lease_s <= KEPT_S and max_lost > 0 else None

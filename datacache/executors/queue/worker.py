@@ -131,7 +131,9 @@ class QueueWorker:
         if self._ended is not None:
             return self._ended
         for job, queue in self._queues:
-            lease_s, max_lost = records.parameters(queue)
+            if (known := records.parameters(queue)) is None:
+                continue
+            lease_s, max_lost = known
             limits = {"lease_s": lease_s, "max_lost": max_lost}
             lease = self._store.lease(queue, self._name, secrets.token_hex(8), **limits)  # type: ignore[arg-type]
             if lease is not None:
