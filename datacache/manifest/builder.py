@@ -162,7 +162,11 @@ class ManifestBuilder:
         files = [entry for entry in rows if entry.path[-1] != _SLASH]
         if markers or _UNSHOWABLE.search(b"/".join(paths)):  # one search for all: nearly always there is none
             self._hidden.update(path for path in paths if _UNSHOWABLE.search(path.removesuffix(b"/")))
-        raw = codec.encode_range(rows)
+        try:
+            raw = codec.encode_range(rows)
+        except OverflowError as exc:
+            among = f"{paths[0]!r} to {paths[-1]!r}"
+            raise UsageError(f"among {among}, an object has a size, time or ETag that none can have: {exc}") from exc
         id = codec.blob_id(raw)
         self._take(
             SealedRange(

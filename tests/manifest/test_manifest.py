@@ -278,6 +278,14 @@ def test_an_object_too_large_to_be_read_is_in_no_manifest():
         build([Entry(b"a", MAX_READABLE_BYTES + 1, 0)])
 
 
+@pytest.mark.parametrize(
+    "odd", [{"etag": "e" * 2**16}, {"version": "v" * 2**16}, {"mtime_ns": 2**63}, {"size_bytes": -1}]
+)
+def test_what_no_object_has_is_an_error_that_tells_where(odd: dict[str, object]):
+    with pytest.raises(UsageError, match="among b'a' to b'b', an object has"):
+        build([Entry(b"a", 1, 0), Entry(b"b", 1, 0)._replace(**odd)])
+
+
 def test_out_of_order_and_double_paths_are_refused():
     for paths in ([b"b", b"a"], [b"a", b"a"]):
         with pytest.raises(CatalogError, match="twice or out of order"):
