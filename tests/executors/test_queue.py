@@ -452,6 +452,10 @@ def test_a_queue_that_no_client_has_written_keeps_no_worker_from_others(
         made = store.create(records.queue_name(f"odd{number}"), 1 << 61, parameters, b"")
         store.make(made, "claim", list)
         store.add(made, [NewTask(0, 1, 1, "a task", 0, 1)])
+    for until in ("1" + 400 * "0", "NaN", "[]"):
+        text = f'{{"job": "", "token": "t", "by": "b", "state": "running", "until_s": {until}}}'
+        for kind in (records.JOBS, records.WORKERS):
+            assert catalog.set_document(kind, f"odd-{until[:3]}", text, old=None)
     work()
     for value in range(5):
         assert send(executor, Square(), value) == [value * value]

@@ -208,7 +208,7 @@ def _job(name: str, text: str) -> QueueJob:
     try:
         found = json.loads(text)
         return QueueJob(name, str(found["token"]), str(found["by"]), float(found["until_s"]), str(found["state"]))
-    except (ValueError, TypeError, KeyError, RecursionError):
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         return QueueJob(name, "", "", 0.0, "")
 
 
@@ -216,7 +216,7 @@ def _worker(text: str) -> tuple[str, float]:
     try:
         found = json.loads(text)
         return str(found["job"]), float(found["until_s"])
-    except (ValueError, TypeError, KeyError, RecursionError):
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         return "?", 0.0
 
 
