@@ -89,14 +89,7 @@ def resolve(catalog: Catalog, ref: Ref | str) -> SnapshotRecord:
     ref = parse_ref(ref) if isinstance(ref, str) else ref
     dataset = catalog.dataset(ref.dataset)
     if dataset is None:
-        names = [d.name for d in catalog.datasets()]
-        near = get_close_matches(ref.dataset, names, n=1)
-        hint = f"Did you mean {near[0]}? " if near else ""
-        shown = ", ".join(names[:_NAMED]) + (", …" if len(names) > _NAMED else "")
-        if folder := next((n for n in names if ref.dataset.startswith(f"{n}/")), ""):
-            inside = ref.dataset.removeprefix(f"{folder}/")
-            hint = f"A path in a snapshot stands behind a version: {folder}@{ref.version}/{inside}. "
-        hint += f"There are: {shown}." if names else "Make one: dsctl snapshot create NAME --from URL"
+        hint = _elsewhere(ref) if ref.is_whole_id else _datasets_there(catalog, ref)
         raise SnapshotNotFoundError(f"there is no dataset {ref.dataset!r}", ref=str(ref), hint=hint)
     if ref.is_whole_id and (record := catalog.snapshot(ref.dataset, ref.version)) is not None:
         return record  # a tag may have the same name
@@ -115,11 +108,30 @@ def resolve(catalog: Catalog, ref: Ref | str) -> SnapshotRecord:
         raise SnapshotNotFoundError(words, ref=str(ref), ambiguous=True, hint="Give more digits.")
     tags = ", ".join(sorted(dataset.tags)) or "no tags"
     hint = f"It has {tags}, and latest. See: dsctl snapshot list {ref.dataset}"
-    if re.fullmatch(r"[0-9a-f]{1,5}", ref.version):
+    if ref.is_whole_id:
+        hint = f"{_elsewhere(ref)} {hint}"
+    elif re.fullmatch(r"[0-9a-f]{1,5}", ref.version):
         hint = f"An id needs at least {_ID_DIGITS} of its digits. {hint}"
     elif near := get_close_matches(ref.version, dataset.tags, n=1):
         hint = f"Did you mean {ref.dataset}@{near[0]}? {hint}"
     raise SnapshotNotFoundError(f"{ref.dataset} has no tag or snapshot {ref.version!r}", ref=str(ref), hint=hint)
+
+
+def _datasets_there(catalog: Catalog, ref: Ref) -> str:
+    """Return what may be meant by a dataset that is not there, and which there are."""
+    names = [d.name for d in catalog.datasets()]
+    near = get_close_matches(ref.dataset, names, n=1)
+    hint = f"Did you mean {near[0]}? " if near else ""
+    shown = ", ".join(names[:_NAMED]) + (", …" if len(names) > _NAMED else "")
+    if folder := next((n for n in names if ref.dataset.startswith(f"{n}/")), ""):
+        inside = ref.dataset.removeprefix(f"{folder}/")
+        hint = f"A path in a snapshot stands behind a version: {folder}@{ref.version}/{inside}. "
+    return hint + (f"There are: {shown}." if names else "Make one: dsctl snapshot create NAME --from URL")
+
+
+def _elsewhere(ref: Ref) -> str:
+    """Return the way to a snapshot that somebody else has named by its whole id, such as in a lock file."""
+    return f'Has another catalog got it? dsctl snapshot pull {ref} URL (a lock file says its URL as "catalog").'
 
 
 class Comparison(NamedTuple):

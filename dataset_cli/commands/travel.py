@@ -20,9 +20,15 @@ from dataset_cli.app import App, SnapshotRef, command, options
 _options = options(
     click.argument("ref", type=SnapshotRef()),
     click.argument("url"),
-    click.option("--tag", "tags", multiple=True, help="Tag it there; may be given several times."),
-    click.option("--move-tags", is_flag=True, help="Move tags that name another snapshot there."),
-    click.option("--replace", is_flag=True, help="Make it the next version there, even of something else."),
+    click.option("--tag", "tags", multiple=True, help="Tag the copy; may be given several times."),
+    click.option(
+        "--move-tags", is_flag=True, help="Move tags that name another snapshot in the catalog that it goes to."
+    ),
+    click.option(
+        "--replace",
+        is_flag=True,
+        help="Make it the next version in the catalog that it goes to, even of something else.",
+    ),
 )
 
 

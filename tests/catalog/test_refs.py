@@ -137,6 +137,17 @@ def test_a_failure_says_what_there_is_instead(catalog: SqliteCatalog) -> None:
     assert "v1" in caught.value.hint
 
 
+def test_a_whole_id_that_is_not_here_is_sought_in_other_catalogs(catalog: SqliteCatalog) -> None:
+    ref = "mask@" + "b" * 32
+    with pytest.raises(SnapshotNotFoundError, match="no dataset 'mask'") as caught:
+        resolve(catalog, ref)
+    assert f"dsctl snapshot pull {ref} URL" in caught.value.hint
+    catalog.commit(record("a" * 32), tags=["v1"])
+    with pytest.raises(SnapshotNotFoundError, match="no tag or snapshot") as caught:
+        resolve(catalog, ref)
+    assert f"dsctl snapshot pull {ref} URL" in caught.value.hint
+
+
 FIRST, SECOND = record("abcdef" + "0" * 26), record("123456" + "0" * 26)
 
 
