@@ -165,7 +165,7 @@ class DatasetReconciler:
         status: dict[str, Any] = {"observedGeneration": identity.generation}
         try:
             wanted = wanted_of(resource)
-            self._grant(identity, wanted, names)
+            self._grant(identity, wanted, names, status)
             self._schedule(identity, wanted, template, cron_jobs)
         except CatalogUnavailableError:
             raise
@@ -186,13 +186,17 @@ class DatasetReconciler:
             status["snapshot"] = None if latest is None else _described(latest)
         self._write(identity, status, condition)
 
-    def _grant(self, identity: ResourceIdentity, wanted: WantedDataset, names: Mapping[str, str]) -> None:
-        """Give the resource its data set and set who may have that, or raise `WrongSpecError`."""
+    def _grant(
+        self, identity: ResourceIdentity, wanted: WantedDataset, names: Mapping[str, str], status: dict[str, Any]
+    ) -> None:
+        """Give the resource its data set, and set who may have that and note it in `status`, or raise
+        `WrongSpecError`."""
         check_source(wanted, identity.namespace, self._rules, self._settings)
         claim_name(self._catalog, identity, wanted, names, default=self._settings.access)
-        if identity.status.get("observedGeneration") != identity.generation or not identity.status.get("run"):
+        if identity.status.get("accessGeneration") != identity.generation:
             # Once for what is written there: what an administrator sets afterwards stands.
             set_access(self._catalog, wanted)
+            status["accessGeneration"] = identity.generation
         check_kind(self._catalog, wanted)
 
     def _schedule(

@@ -276,6 +276,23 @@ def test_an_administrator_who_closes_a_data_set_to_its_own_resource_ends_that(
     assert str(access_of(catalog, "mask", default="all")) == "all namespaces"
 
 
+@pytest.mark.parametrize("suspend", [False, True])
+def test_a_list_that_an_administrator_has_set_stands_also_after_the_resource_was_refused(
+    store: Path, cluster: ClusterApi, start: Start, catalog: Catalog, suspend: bool
+) -> None:
+    reconciler = start()
+    cluster.apply("faces", mask(store, access={"everybody": True}, suspend=suspend))
+    reconciler.reconcile()
+    set_access(catalog, "mask", everybody=False)
+    reconciler.reconcile()
+    assert cluster.ready("faces")[1] == "AccessDenied"
+    set_access(catalog, "mask", allow=["team-a"])
+    for _ in range(2):
+        reconciler.reconcile()
+        assert cluster.ready("faces")[1] == ("Suspended" if suspend else "Running")
+        assert str(access_of(catalog, "mask", default="all")) == "team-a"
+
+
 def test_where_data_sets_are_closed_by_default_one_is_open_to_its_own_namespace_before_it_can_be_seen(
     store: Path, cluster: ClusterApi, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
