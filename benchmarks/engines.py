@@ -1,4 +1,4 @@
-"""The same work by processes of this machine and on engines with as many: `dsctl convert --resize`, then `dsctl shard`.
+"""Do the same work by processes of this machine and on engines: `dsctl convert --resize`, then `dsctl shard`.
 
 A Dask with a process for each worker, a Ray, and workers of the queue run on this machine. Each run has a home of its
 own, so annotations are read, images decoded and stored, and shards written each time. CPU seconds are those of the

@@ -114,7 +114,7 @@ class SimulatedPod:
 
 @dataclass
 class SimulatedCache:
-    """What one node holds: of each data set since when it is fetched, with how many bytes, and who reads it."""
+    """The data sets of one node: since when each is fetched, with how many bytes, and who reads it."""
 
     begun: dict[int, tuple[float, float]] = field(default_factory=dict)
     room: float = CACHE_BYTES

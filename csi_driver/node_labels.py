@@ -65,7 +65,7 @@ class NodeLabels:
     def __init__(self, settings: Settings, api: KubeApi) -> None:
         self._catalog, self._api = open_catalog(settings), api
         self._seen: dict[str, dict[str, Holding]] | None = None
-        """What the nodes said when their labels were right; None where that is not known."""
+        """The words of the nodes when their labels were right; None where that is not known."""
         self._listed_at = float("-inf")
         self._failed = False
         self._stopping = threading.Event()

@@ -63,7 +63,7 @@ _log = logging.getLogger(__name__)
 
 
 class PodPlacement:
-    """What pods prefer. Any thread may call."""
+    """Finds the nodes that pods prefer. Any thread may call."""
 
     def __init__(self, settings: Settings, api: KubeApi | None) -> None:
         """Without an API, only volumes that a pod describes itself are known."""

@@ -67,6 +67,8 @@ class Preparation:
         self._secrets, self._tenants = secrets, tenants
         self._waiting = threading.BoundedSemaphore(_WAITING)
         self._turns = EndpointTurns()
+        self._pinning = threading.Lock()
+        """From looking at what a namespace pins until a pin is noted: else two volumes at once pass as one."""
         self.flush_s = FLUSH_S
 
     # --- what it is, and who may have it ------------------------------------------------------------------------
@@ -268,13 +270,13 @@ class Preparation:
             return record
         client = connect(self._settings)
         if not record.pinned:
-            self._tenants.check_pin(record)
-            pins = client.cache_status()["pins"]
-            ours = any(other.pinned for other in self._records.of(record.mount))
-            if ours or not any(str(spec.ref).startswith(pin) for pin in pins):
-                record = self._records.put(
-                    replace(record, pinned=True)
-                )  # somebody's own pin would not be ours to take away
+            with self._pinning:
+                self._tenants.check_pin(record)
+                pins = client.cache_status()["pins"]
+                ours = any(other.pinned for other in self._records.of(record.mount))
+                # Somebody's own pin would not be ours to take away.
+                if ours or not any(str(spec.ref).startswith(pin) for pin in pins):
+                    record = self._records.put(replace(record, pinned=True))
         try:
             client.pin(spec.dataset)  # again, too: a driver that was killed may have noted it and not done it
         except SnapshotNotFoundError as exc:  # removed since the volume was given it

@@ -29,7 +29,7 @@ class QuotaUse:
     quota: NamespaceQuota
     """Its own, completed by the default."""
     capacity_bytes: int = 0
-    """What its bucket volumes may hold together."""
+    """The number of bytes that its bucket volumes may hold together."""
     cache_bytes: Mapping[str, int]
     """By node that said something lately, what it has of that node's cache."""
     staged_bytes: Mapping[str, int]

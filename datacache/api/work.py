@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class WorkDone(NamedTuple):
-    """What worker processes have done."""
+    """The work that processes have done."""
 
     ended: str
     """`done` and `failed`: the job is; `idle`, `once`, `stopped`."""

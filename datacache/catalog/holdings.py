@@ -24,7 +24,7 @@ MOST_HELD = 256
 """The snapshots in one document, those with the most bytes: about 16 KiB."""
 LABEL_PREFIX = "cache.datacache.io/"
 FULL, PART = "full", "part"
-"""What a label says: a node holds all of a snapshot, or much of it. See `csi_driver.node_labels` for how much."""
+"""The values of a label: a node holds all of a snapshot, or much of it. See `csi_driver.node_labels` for how much."""
 _VERSION = 1
 _MOST_BYTES = 2**63
 """Numbers beyond it are none of a snapshot, and too large to be divided."""

@@ -62,7 +62,7 @@ class KeyRange(NamedTuple):
     to: str
     """'' for all that follow."""
     split: bool = False
-    """Whether what is too much is cut into several."""
+    """True where a range that has too much is cut into several."""
 
 
 def pages_and_parts(

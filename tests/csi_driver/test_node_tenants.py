@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import shutil
 import signal
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +17,9 @@ from pathlib import Path
 import pytest
 
 from csi_driver import volume_records
+from csi_driver.node.records import NodeVolume
 from csi_driver.node.service import NodeService
+from csi_driver.node.tenants import NodeTenants
 from csi_driver.volume_records import VolumeRecord
 from datacache import api, open_snapshot
 from datacache.api import connect, open_catalog
@@ -200,6 +205,28 @@ def test_namespaces_pin_within_their_quotas(
     kubelet.hide("mine-a")
     show(kubelet, "old", "a", pin="true")
     assert [pin.partition("@")[0] for pin in connect(settings).cache_status()["pins"]] == ["old"]
+
+
+def test_two_pins_at_once_pass_the_quota_one_by_one(
+    stores: dict[str, Path], kubelet: Kubelet, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api.set_namespace_quota("a", {"cache": 15 * MB})
+    both, check = threading.Barrier(2), NodeTenants.check_pin
+
+    def check_and_wait(self: NodeTenants, record: NodeVolume) -> None:
+        check(self, record)
+        with contextlib.suppress(threading.BrokenBarrierError):
+            both.wait(2)  # for one that comes before this pin is noted
+
+    monkeypatch.setattr(NodeTenants, "check_pin", check_and_wait)
+
+    def stage(name: str) -> str:
+        attributes = {"dataset": name, "namespace": "a", "pin": "true"}
+        return kubelet.code("NodeStageVolume", kubelet.stage_request(name, attributes))[0]
+
+    with ThreadPoolExecutor(2) as threads:
+        assert sorted(threads.map(stage, ("mine", "old"))) == ["OK", "PERMISSION_DENIED"]
+    assert len(connect(settings).cache_status()["pins"]) == 1
 
 
 def test_a_bucket_without_a_size_is_refused_where_staging_has_a_quota(
