@@ -121,10 +121,11 @@ class DatasetReconciler:
         `RequestError` where the API is away or refuses, the catalog's errors. What is wrong with one resource is in its
         status.
         """
+        # Before the resources: a Job that comes later, of a resource as new, must not look as if that were gone.
+        jobs, cron_jobs = self._mine("jobs"), self._mine("cronjobs")
         listed = self._api.call("list DataSets", "GET", _ALL)
         if listed is None:
             raise precondition("the cluster has no resource datasets.datacache.io: install the chart with it")
-        jobs, cron_jobs = self._mine("jobs"), self._mine("cronjobs")
         path = f"/api/v1/namespaces/{self._space}/podtemplates/{self._template_name}"
         template = self._api.call("read the PodTemplate of Jobs", "GET", path)
         if template is None:

@@ -233,6 +233,25 @@ def test_of_two_resources_with_one_name_the_first_keeps_it(
     assert f"--from=s3://{store.name}/team-a/mask/" in job["spec"]["template"]["spec"]["containers"][0]["args"]
 
 
+def test_a_job_that_another_controller_makes_during_a_look_stays(
+    store: Path, cluster: ClusterApi, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = start(), start()
+    call = KubeApi.call
+
+    def call_and_be_late(self: KubeApi, what: str, *args: Any, **options: Any) -> Any:
+        answer = call(self, what, *args, **options)
+        if what == "list DataSets":
+            monkeypatch.setattr(KubeApi, "call", call)
+            cluster.apply("faces", mask(store))
+            second.reconcile()
+        return answer
+
+    monkeypatch.setattr(KubeApi, "call", call_and_be_late)
+    first.reconcile()
+    assert len(cluster.all("jobs")) == 1
+
+
 def test_a_data_set_that_somebody_else_has_made_is_not_taken_over_nor_told_of(
     store: Path, cluster: ClusterApi, start: Start, catalog: Catalog, settings: Settings
 ) -> None:
