@@ -31,7 +31,7 @@ _USE_LEASE_S = 900.0
 
 @dataclass(frozen=True, kw_only=True)
 class NamespaceQuota:
-    """What a namespace may have, in bytes; None: no limit."""
+    """The limits of a namespace, in bytes; None: no limit."""
 
     cache_bytes: int | None = None
     """Of each node's cache."""
@@ -60,7 +60,7 @@ class NamespaceQuotas:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeUse:
-    """What namespaces had of one node a moment ago."""
+    """The use that namespaces made of one node a moment ago."""
 
     node: str
     cache_bytes: Mapping[str, int] = field(default_factory=dict)

@@ -111,7 +111,7 @@ class _Parcel(NamedTuple):
 
 
 class _Found(NamedTuple):
-    """What an earlier start has got of a task."""
+    """The result that an earlier start has got of a task."""
 
     result: Any
 

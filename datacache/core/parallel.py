@@ -31,7 +31,7 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 Workers = int | Engine | None
-"""Who does tasks: so many processes of this machine (None: one for each processor), or an engine."""
+"""The doer of tasks: so many processes of this machine (None: one for each processor), or an engine."""
 
 
 def ordered_map(

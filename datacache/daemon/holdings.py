@@ -96,7 +96,7 @@ def _evenly(count: int, most: int) -> Sequence[int]:
 
 
 class Holdings:
-    """What a home holds of snapshots, written to the catalog. One thread calls `look`: its own, after `start`."""
+    """Writes to the catalog how much of each snapshot a home holds. One thread calls `look`: its own, after `start`."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What is read, fetched and evicted, by data set and by namespace of Kubernetes: for metrics, so in few names.
+"""Add up reads, fetches and evictions by data set and by namespace of Kubernetes: for metrics, so in few names.
 
 Made of sums by data set, each look adding what has come since the one before: to the data set, and in equal parts to
 the namespaces that have it by then. The largest have names of their own, the rest one together, so that Prometheus

@@ -20,7 +20,7 @@ from datacache.core.errors import LeaseLostError
 TODO, DOING, DONE, FAILED = "todo", "doing", "done", "failed"
 
 WORK = "work:"
-"""What the names of queues of work begin with; names of other queues have no colon."""
+"""Begins the names of queues of work; names of other queues have no colon."""
 ERRORS_KEPT = 10
 """Of each task, the newest."""
 ERROR_CHARACTERS = 2000
