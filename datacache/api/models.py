@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
 from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -46,6 +47,7 @@ def predict(
     model: str | Callable[..., Any],
     *,
     name: str,
+    on: str | Executor | None = None,
     settings: Settings | None = None,
     progress: Callable[[str, int, int], None] = lambda _what, _done, _total: None,
     **options: Unpack[PredictKeywords],
@@ -54,10 +56,11 @@ def predict(
 
     `model` is `"MODULE:CALLABLE"`, a file for ONNX Runtime or TorchScript, or a callable (`models.detectors`). A name
     or a file is loaded by `processes` processes on each of `devices`, each with `decoders` processes that read and
-    decode; a callable runs in this process. `weights` are a path, a URL, or `NAME@REF/PATH`, a file of a snapshot.
-    `size` is height and width for a model that has none of its own, `classes` its classes where it does not say them.
-    Objects of a score below `least_score` are left out. `split` chooses images. `progress(what, done, total)` counts
-    images. The result has `record` and `report`.
+    decode; a callable runs in this process. With `on`, as in `convert`, processes of an engine load a name or a file,
+    decode and predict, each on the one device and with `threads` of PyTorch (1). `weights` are a path, a URL, or
+    `NAME@REF/PATH`, a file of a snapshot. `size` is height and width for a model that has none of its own, `classes`
+    its classes where it does not say them. Objects of a score below `least_score` are left out. `split` chooses images.
+    `progress(what, done, total)` counts images. The result has `record` and `report`.
 
     The images are there by reference, under their own paths; an image that cannot be decoded is in the report and left
     out. Deterministic as far as the model is: the id depends on neither processes nor devices, nor on the batches where
@@ -65,9 +68,13 @@ def predict(
     over by the next one with the same arguments; of a callable without weights only where it is a module of PyTorch.
 
     Raises `UsageError` for what is no model and for an output that is not understood, `PredictError` with the images of
-    the batch where the model fails, and where a process was killed; and what stores and catalogs raise.
+    the batch where the model fails, and where a process was killed (on an engine: four times);
+    and what stores and catalogs raise.
     """
     from datacache.catalog.objects import ObjectWriter
+    from datacache.core.engine import Engine
+    from datacache.executors.open import open_workers
+    from datacache.models.predicting.elsewhere import Elsewhere
     from datacache.models.predicting.predict import PredictOptions
     from datacache.models.predicting.predict import predict as run
 
@@ -84,6 +91,7 @@ def predict(
         how = PredictOptions(**given)
         catalog = stack.enter_context(closing(open_catalog(settings)))
         snapshot = stack.enter_context(open_snapshot(ref, settings))
+        engine = stack.enter_context(open_workers(on, None, settings))
         return run(
             catalog,
             snapshot,
@@ -92,6 +100,7 @@ def predict(
             options=how,
             home=settings.home,
             open_objects=lambda: ObjectWriter(catalog, settings, url=objects or ""),
+            elsewhere=Elsewhere(engine, weights_path, settings) if isinstance(engine, Engine) else None,
             progress=progress,
         )
 

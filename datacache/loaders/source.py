@@ -157,6 +157,12 @@ class SnapshotSource(SampleSource):
     def target(self, sample: int) -> Any:
         return self.path(sample) if self._targets is None else self._targets.get(sample)
 
+    def part(self, samples: range) -> Selection:
+        """Return the selection of a run of samples, without targets."""
+        first, end = samples.start, samples.stop
+        ids = bytes(self._ids[_ID_BYTES * first : _ID_BYTES * end])
+        return Selection(rows=self._rows[first:end], sizes=self._sizes[first:end], ids=ids, kind=None)
+
     def spans(self) -> list[Span]:
         """Return runs of some thousand files, for tasks. Their names say which files: another selection has others."""
         found = []

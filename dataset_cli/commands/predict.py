@@ -14,7 +14,7 @@ import click
 
 from datacache import api
 from datacache.core.counters import count
-from dataset_cli.app import FILE, App, DatasetName, ImageSize, SnapshotRef, command, naming_options
+from dataset_cli.app import FILE, App, DatasetName, ImageSize, SnapshotRef, command, naming_options, on_option
 from dataset_cli.commands.convert import expect_writable, show_problems, write_report
 from dataset_cli.commands.snapshot import described, summary
 from dataset_cli.output import printable
@@ -42,6 +42,7 @@ _SHOWN = 20
 @click.option("--decoders", type=click.IntRange(0), help="Processes that decode for each of these (default: the rest).")
 @click.option("--threads", type=click.IntRange(1), help="PyTorch's threads in each of these.")
 @click.option("--objects", metavar="URL", help="Where a large file of predictions goes (default: DATACACHE_OBJECTS).")
+@on_option
 @naming_options()
 @click.option("--report", type=FILE, help="Write the whole report here, as JSON.")
 def predict(

@@ -27,7 +27,8 @@ from datacache.core.errors import OtherKindError, PathNotFoundError, PredictErro
 from datacache.core.joblog import JobLog
 from datacache.models.outputs import Found
 from datacache.models.predicting import stages
-from datacache.models.predicting.predict import Predicted, checksum_of
+from datacache.models.predicting.checksums import checksum_of
+from datacache.models.predicting.predict import Predicted
 from datacache.models.predicting.results import BatchOutcome, PredictedImage, Results
 from datacache.models.predicting.stages import device_for
 from datacache.settings import Settings

@@ -9,7 +9,8 @@ good. So values are made by stand-ins for their classes, which take no attribute
 Python's own unpickler, here one that gives attributes only to new objects of `_OURS`. It is slow, and code is small.
 
 Arrays travel as `core.engine` pickles them. Numpy's own pickles are refused: they can make an array of any addresses.
-Pure functions, any thread.
+What loads models runs code that the client names, and travels only to workers that are told so. Pure functions, any
+thread.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import sys
 from functools import cache
 from typing import Any, ClassVar
 
-from datacache.core.errors import DatacacheError, _rebuild
+from datacache.core.errors import DatacacheError, UsageError, _rebuild
 
 _OURS = frozenset(
     {
@@ -41,6 +42,7 @@ _OURS = frozenset(
         "datacache.shards.writer.ShardWriter",
     }
 )
+_MODELS = frozenset({"datacache.api.weights.weights_path", "datacache.models.predicting.elsewhere.ModelWorker"})
 _OTHERS = frozenset(
     {
         *(f"builtins.{name}" for name in ("bytearray", "complex", "frozenset", "range", "set", "slice")),
@@ -57,14 +59,15 @@ class UntrustedPickleError(DatacacheError, pickle.UnpicklingError):
     """A pickle in the catalog that names what may not travel, or changes what it may only name."""
 
 
-def loads(data: bytes) -> Any:
+def loads(data: bytes, *, models: bool = False) -> Any:
     """Return the value of a pickle. `UntrustedPickleError` where it names anything but values, before that is touched,
-    and where it is damaged. Raises what opening a snapshot raises."""
+    and where it is damaged; `UsageError` where it is to load a model and `models` does not say that it may. Raises what
+    opening a snapshot raises."""
     try:
         try:
             return _Unpickler(io.BytesIO(data)).load()
         except _OursError:
-            return _CodeUnpickler(io.BytesIO(data)).load()
+            return _CodeUnpickler(io.BytesIO(data), models).load()
     except DatacacheError:
         raise
     except Exception as exc:
@@ -80,7 +83,7 @@ class _Unpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         whole = f"{module}.{name}"
-        if whole in _OURS:
+        if whole in _OURS or whole in _MODELS:
             raise _OursError
         if whole == _REBUILD:
             return _stand_in(_rebuild_error)
@@ -97,18 +100,24 @@ _PythonUnpickler: Any = pickle._Unpickler  # noqa: SLF001 - C's gives attributes
 
 
 class _CodeUnpickler(_PythonUnpickler):  # type: ignore[misc]
-    """Names `_OURS` as well. Calls what it names, and nothing else."""
+    """Names `_OURS` as well, and `_MODELS` where it may. Calls what it names, and nothing else."""
 
     dispatch: ClassVar[dict[int, Any]] = dict(_PythonUnpickler.dispatch)
 
-    def __init__(self, file: io.BytesIO) -> None:
+    def __init__(self, file: io.BytesIO, models: bool) -> None:
         super().__init__(file)
+        self._known = _OURS | _MODELS if models else _OURS
         self._named: list[Any] = []
 
     def find_class(self, module: str, name: str) -> Any:
         whole = f"{module}.{name}"
-        if whole in _OURS or whole in _OTHERS:
+        if whole in self._known or whole in _OTHERS:
             found = super().find_class(module, name)
+        elif whole in _MODELS:
+            raise UsageError(
+                "a worker of the queue may load no models, and was asked to",
+                hint="Start all of them with --allow-models, if you trust whoever may write into the catalog.",
+            )
         elif whole == _REBUILD:
             found = _rebuild_error
         elif (found := _value_class(module, name)) is None:
@@ -128,7 +137,7 @@ class _CodeUnpickler(_PythonUnpickler):  # type: ignore[misc]
             if not isinstance(state, dict):
                 raise UntrustedPickleError("a pickle in the catalog has an error without attributes")
         elif (
-            f"{kind.__module__}.{kind.__qualname__}" not in _OURS
+            f"{kind.__module__}.{kind.__qualname__}" not in self._known
             or not isinstance(state, dict)
             or any(callable(getattr(kind, name, None)) for name in state)
         ):

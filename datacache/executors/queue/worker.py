@@ -4,7 +4,7 @@ A process does one parcel after the other. A thread beside it renews the worker'
 worker that is killed is known to be gone within `client.LEASE_S`. One that is told to stop finishes its parcel; where
 that takes longer than `FINISH_S`, the thread gives the parcel back and ends the process.
 
-Nothing is unpickled but what `trusted` knows.
+Nothing is unpickled but what `trusted` knows, and models only where the plan allows it.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from enum import Enum
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from xxhash import xxh3_128_hexdigest
@@ -67,6 +68,8 @@ class WorkPlan(NamedTuple):
     """End after one parcel."""
     max_idle_s: float | None = None
     """End when there was nothing for so long."""
+    allow_models: bool = False
+    """Load the models that clients name, which run code."""
 
 
 class _Held(NamedTuple):
@@ -80,6 +83,7 @@ class QueueWorker:
 
     def __init__(self, catalog: Catalog, store: TaskStore, name: str, plan: WorkPlan) -> None:
         self._catalog, self._store, self._name, self._plan = catalog, store, name, plan
+        self._loads = partial(trusted.loads, models=plan.allow_models)
         self.stop = threading.Event()
         self._over = threading.Event()
         self._held: _Held | None = None
@@ -162,7 +166,7 @@ class QueueWorker:
             try:
                 key, tasks = self._parcel(job, lease.number)
                 count = len(tasks)
-                answer = do_tasks(key, self._code(job, key), tasks, trusted.loads)
+                answer = do_tasks(key, self._code(job, key), tasks, self._loads)
             except DatacacheError as exc:
                 if isinstance(exc, CatalogUnavailableError):
                     raise

@@ -8,9 +8,7 @@ processes, nor on who was killed. One thread.
 from __future__ import annotations
 
 import os
-import re
 import secrets
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -19,8 +17,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from xxhash import xxh3_128
-
 from datacache.annotations.model import Annotation, Box, Problem
 from datacache.annotations.query import Query
 from datacache.annotations.shapes.outline import NOTHING
@@ -28,18 +24,20 @@ from datacache.catalog.base import Catalog
 from datacache.catalog.commit import check_target
 from datacache.catalog.objects import ObjectWriter
 from datacache.core.cores import cores
+from datacache.core.engine import Engine
 from datacache.core.errors import PredictError, UsageError
 from datacache.core.joblog import JobLog
 from datacache.loaders.decode import height_and_width
 from datacache.loaders.selection import select
 from datacache.loaders.source import SnapshotSource
 from datacache.manifest.model import Lineage, Naming, SnapshotRecord
+from datacache.models.predicting.checksums import checksum_of, checksum_of_files
+from datacache.models.predicting.elsewhere import Elsewhere, EngineJob, path_for_all, run_on_engine
 from datacache.models.predicting.processes import ModelJob, run_in_processes
 from datacache.models.predicting.results import Results
 from datacache.models.predicting.snapshots import COMMAND, Predictions
 from datacache.reader.snapshot import Snapshot
 
-_LOCATION = re.compile(rb"\x0a\x08location\x12([\x01-\x7f])", re.DOTALL)
 Progress = Callable[[str, int, int], None]
 """Step, images done, images in all."""
 
@@ -124,29 +122,36 @@ def predict(
     options: PredictOptions,
     home: Path,
     open_objects: Callable[[], ObjectWriter],
+    elsewhere: Elsewhere | None = None,
     progress: Progress = lambda _what, _done, _total: None,
 ) -> Predicted:
     """Predict on `snapshot` and commit the result; what a killed run of the same has done is taken over.
 
-    A `model` that is named is loaded by processes of its own; a callable runs here. `UsageError` for what cannot be
-    meant, `PredictError` where the model fails, a process ends before its time, or no image could be predicted; the
-    store's and the catalog's errors.
+    A `model` that is named is loaded by processes of its own, or by those of an engine; a callable runs here.
+    `UsageError` for what cannot be meant, `PredictError` where the model fails, a process ends before its time, or no
+    image could be predicted; the store's and the catalog's errors.
     """
     if not isinstance(model, str) and (len(options.devices) > 1 or options.processes > 1):
         raise UsageError(
             "a model that is an object of this process cannot run in several",
             hint="Name it: MODULE:CALLABLE, or a file.",
         )
+    if elsewhere is not None:
+        _check_for_engine(model, options)
     check_target(catalog, naming, Lineage(COMMAND, {}, (snapshot.ref,)))
     selection = select(snapshot, catalog, target=None, query=Query(), split=options.split, progress=progress)
     source = SnapshotSource(snapshot, selection)
-    sums = {"model": checksum_of(model), "weights": "" if options.weights is None else _sum_of_file(options.weights)}
+    sums = {
+        "model": checksum_of(model),
+        "weights": "" if options.weights is None else checksum_of_files(options.weights),
+    }
     kept = sums["model"] or options.weights is not None
+    token = "" if kept else secrets.token_hex(16)  # nobody can tell whether it is the same model again
     identity = {
         "format": 1,
         "snapshot": snapshot.record.id,
         "model": _name_of(model),
-        "checksums": sums if kept else secrets.token_hex(16),  # nobody can tell whether it is the same model again
+        "checksums": token or sums,
         "classes": options.classes and list(options.classes),
         "size": options.size,
         "batch_size": options.batch_size,
@@ -163,8 +168,12 @@ def predict(
             results = Results(log, len(source), options.batch_size, options.least_score, path=source.path)
             report = PredictReport(len(source), resumed=results.done)
             if results.done < len(source):
+                remote = elsewhere and (
+                    elsewhere.engine,
+                    _engine_job(elsewhere, source, model, options=options, sums=sums, token=token),
+                )
                 with _left_in_its_mode(model):
-                    _run(model, source, options, results, report=report, progress=progress)
+                    _run(model, source, options, results, remote=remote, report=report, progress=progress)
             parameters = {
                 "model": _name_of(model),
                 "model_checksum": sums["model"],
@@ -192,10 +201,11 @@ def _run(
     options: PredictOptions,
     results: Results,
     *,
+    remote: tuple[Engine, EngineJob] | None,
     report: PredictReport,
     progress: Progress,
 ) -> None:
-    """Have the images predicted that are not done."""
+    """Have the images predicted that are not done, by processes of an engine where `remote` is given."""
     began = 0.0
 
     def ready(classes: Sequence[str]) -> None:
@@ -207,7 +217,9 @@ def _run(
     decoders = options.decoders
     if decoders is None:
         decoders = max(1, (cores() - count) // count)
-    if isinstance(model, str):
+    if remote is not None:
+        outcomes = run_on_engine(*remote, source, results.batches(), ready=ready)
+    elif isinstance(model, str):
         threads = options.threads or (max(1, cores() // count) if count > 1 else None)
         jobs = [
             ModelJob(source, model, options.weights, device, options.classes, options.size, decoders, threads)
@@ -232,7 +244,48 @@ def _run(
         busy_s += outcome.busy_s
         report.seconds = time.perf_counter() - began
         progress("predicting", results.done, len(source))
+    count = count if remote is None else remote[0].width()
     report.busy = busy_s / count / report.seconds if report.seconds else 0.0
+
+
+def _check_for_engine(model: str | Callable[..., Any], options: PredictOptions) -> None:
+    """Raise `UsageError` for what an engine has no use for."""
+    if not isinstance(model, str):
+        raise UsageError(
+            "a model that is an object of this process cannot run on an engine",
+            hint="Name it: MODULE:CALLABLE, or a file.",
+        )
+    if len(options.devices) > 1 or options.processes > 1 or options.decoders is not None:
+        raise UsageError(
+            "an engine has processes of its own, each of which decodes and has the model on one device",
+            hint="Give neither several devices nor numbers of processes and decoders.",
+        )
+
+
+def _engine_job(
+    elsewhere: Elsewhere,
+    source: SnapshotSource,
+    model: str | Callable[..., Any],
+    *,
+    options: PredictOptions,
+    sums: dict[str, str],
+    token: str,
+) -> EngineJob:
+    assert isinstance(model, str)
+    return EngineJob(
+        snapshot=source.snapshot,
+        model=os.path.abspath(model) if os.path.isfile(model) else model,
+        model_checksum=sums["model"],
+        weights="" if options.weights is None else path_for_all(options.weights_name, options.weights),
+        weights_checksum=sums["weights"],
+        device=options.devices[0],
+        classes=options.classes and tuple(options.classes),
+        size=options.size,
+        threads=options.threads or 1,
+        run=token,
+        open_weights=elsewhere.open_weights,
+        settings=elsewhere.settings,
+    )
 
 
 @contextmanager
@@ -282,56 +335,3 @@ def _name_of(model: str | Callable[..., Any]) -> str:
         return model
     named = model if hasattr(model, "__qualname__") else type(model)
     return f"{named.__module__}:{named.__qualname__}"
-
-
-def checksum_of(model: str | Callable[..., Any]) -> str:
-    """Return the checksum of a model's file, or of the module that it is in; of a module of PyTorch, that of its
-    weights. '' where none can be had."""
-    if isinstance(model, str):
-        path = Path(model) if os.path.isfile(model) else _file_of(model.partition(":")[0])
-        return "" if path is None else _sum_of_file(path, *(_data_of_onnx(path) if path.suffix == ".onnx" else ()))
-    state = getattr(model, "state_dict", None)
-    if state is None:
-        return ""
-    import torch
-
-    digest = xxh3_128(repr(model).encode())
-    for name, value in state().items():
-        digest.update(name.encode())
-        if isinstance(value, torch.Tensor):  # by their bytes: NumPy has no bfloat16
-            digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
-    return f"xxh3-128:{digest.hexdigest()}"
-
-
-def _file_of(module: str) -> Path | None:
-    """Return the file of a module, without importing it, nor the packages that it is in."""
-    *folders, name = module.split(".")
-    for place in (os.getcwd(), *sys.path):
-        for path in (Path(place, *folders, f"{name}.py"), Path(place, *folders, name, "__init__.py")):
-            if path.is_file():
-                return path
-    return None
-
-
-def _data_of_onnx(path: Path) -> list[Path]:
-    """Return the files beside a model of ONNX that have its weights, if they are not in itself: its tensors name them
-    as `location` (onnx.proto, TensorProto.external_data)."""
-    try:
-        data = path.read_bytes()
-    except OSError as exc:
-        raise UsageError(f"{path} cannot be read: {exc.strerror}") from exc
-    names = {data[found.end() : found.end() + found[1][0]] for found in _LOCATION.finditer(data)}
-    beside = [path.parent / os.fsdecode(name) for name in sorted(names) if b"\0" not in name]
-    return [file for file in beside if file.is_file()]
-
-
-def _sum_of_file(*files: Path) -> str:
-    digest = xxh3_128()
-    for path in files:
-        try:
-            with path.open("rb") as file:
-                while piece := file.read(2**20):
-                    digest.update(piece)
-        except OSError as exc:
-            raise UsageError(f"{path} cannot be read: {exc.strerror}") from exc
-    return f"xxh3-128:{digest.hexdigest()}"

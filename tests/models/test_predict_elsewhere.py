@@ -1,0 +1,184 @@
+"""Predicting on engines: the same snapshot as on this machine, and what processes elsewhere refuse."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from contextlib import closing, contextmanager
+from functools import partial
+from multiprocessing import resource_tracker
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from datacache import api
+from datacache.catalog.open import open_catalog_url, open_task_store
+from datacache.core import engine
+from datacache.core.errors import PredictError, UsageError
+from datacache.executors.queue import trusted
+from datacache.executors.queue.worker import QueueWorker, WorkPlan
+from datacache.models.predicting import elsewhere
+from datacache.models.predicting.checksums import checksum_of
+from datacache.models.predicting.elsewhere import EngineJob, ModelWorker
+from datacache.settings import Settings
+from dataset_cli.main import run
+from tests.models.finder import Finder
+from tests.promises import promise
+from tests.servers import DaskCluster
+
+MODEL = "tests.models.finder"
+_loads = partial(trusted.loads, models=True)
+
+
+@pytest.fixture
+def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: Settings) -> Iterator[Executor]:
+    """Processes that have nothing of this one, and another home."""
+    monkeypatch.delenv("DATACACHE_HOME")
+    resource_tracker.ensure_running()  # for all tests, and so not ended with the home of this one
+    monkeypatch.setenv("DATACACHE_HOME", str(tmp_path / "elsewhere"))
+    with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as made:
+        yield _Trusting(made)
+
+
+class _Trusting(Executor):
+    """Hands calls on to processes that unpickle as workers of the queue do: whatever travels is listed there."""
+
+    _max_workers = 2
+
+    def __init__(self, pool: Executor) -> None:
+        self._pool = pool
+
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        return self._pool.submit(_do_trusted, *args)
+
+
+def _do_trusted(*args: Any) -> bytes:
+    answer = engine.do_tasks(*args, _loads)
+    for result in trusted.loads(answer)[0]:
+        trusted.loads(result)
+    return answer
+
+
+def predict(ref: str, settings: Settings, on: str | Executor | None, **options: Any) -> api.Predicted:
+    given = {"model": f"{MODEL}:Finder", "name": "found", "batch_size": 5} | options
+    return api.predict(ref, given.pop("model"), on=on, settings=settings, **given)
+
+
+@promise("A prediction gives the same snapshot wherever its batches are done")
+def test_processes_elsewhere_give_the_same_snapshot_and_the_same_problems(
+    faces_folder: Path, tmp_path: Path, settings: Settings, pool: Executor
+) -> None:
+    folder = tmp_path / "faces"
+    folder.mkdir()
+    for path in (faces_folder / "JPEGImages").iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    broken = sorted(folder.iterdir())[7]
+    broken.write_bytes(b"no image")
+    (folder / "weights.bin").write_bytes(b"of the model")
+    ref = api.create_snapshot("faces", folder.as_uri(), settings=settings).ref
+    how = {"model": f"{MODEL}:Slow", "weights": f"{ref}/weights.bin"}
+    here = predict(ref, settings, None, decoders=1, **how)
+    there = predict(ref, settings, pool, **how)
+    assert there.record.id == here.record.id
+    assert [(problem.code, problem.file) for problem in there.report.problems] == [("image-broken", broken.name)]
+    assert there.report.problems == here.report.problems
+    assert there.report.predicted == 23
+    assert predict(ref, settings, pool, model=f"{MODEL}:SmallFinder", name="small").report.objects == 23
+    left = [path for name in ("jobs", "predictions") for path in (settings.home / name).iterdir()]
+    assert not left
+
+
+def test_an_error_of_the_model_names_images_and_machine_and_a_second_start_goes_on(
+    faces: str, settings: Settings, pool: Executor, tmp_path: Path
+) -> None:
+    weights, fails = tmp_path / "weights.bin", tmp_path / "fails"
+    weights.write_bytes(b"of the model")
+    fails.touch()
+    how = {"model": f"{MODEL}:Failing", "weights": weights}
+    with pytest.raises(PredictError, match="the model is confused") as raised:
+        predict(faces, settings, pool, **how)
+    assert f" on {socket.gethostname()}: the model failed at the images JPEGImages/" in str(raised.value)
+    assert len(raised.value.images) in (4, 5)
+    fails.unlink()
+    made = predict(faces, settings, pool, **how)
+    assert made.report.resumed > 0
+    assert made.record.id == predict(faces, settings, None, name="here", decoders=0, **how).record.id
+
+
+def a_job(settings: Settings, model: str, **other: Any) -> EngineJob:
+    values: dict[str, Any] = dict.fromkeys(EngineJob._fields) | {"settings": settings, "model": model}
+    values |= {"model_checksum": "", "weights": "", "weights_checksum": "", "device": "cpu", "threads": 1}
+    return EngineJob(**values | {"open_weights": api.weights.weights_path} | other)
+
+
+def test_a_process_with_another_model_or_weights_predicts_nothing(tmp_path: Path, settings: Settings) -> None:
+    weights = tmp_path / "weights.bin"
+    weights.write_bytes(b"of the model")
+    job = a_job(settings, f"{MODEL}:Slow", weights=str(weights))
+    assert ModelWorker(job).work(None) == Finder.classes
+    for wrong, what in (({"model_checksum": "other"}, "model"), ({"weights_checksum": "other"}, "weights")):
+        with pytest.raises(UsageError, match=rf"^process {os.getpid()} on .*: the {what} .* is another one here"):
+            ModelWorker(job._replace(**wrong)).work(None)
+
+
+def test_a_module_that_has_changed_since_it_was_loaded_is_not_taken_for_the_new_one(
+    tmp_path: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(elsewhere, "_imported", {})
+    monkeypatch.syspath_prepend(str(tmp_path))
+    module, model = tmp_path / "changing_model.py", "changing_model:Finder"
+    module.write_text(f"from {MODEL} import Finder\n")
+    assert ModelWorker(a_job(settings, model, model_checksum=checksum_of(model))).work(None) == Finder.classes
+    module.write_text(f"from {MODEL} import SmallFinder as Finder\n")
+    with pytest.raises(UsageError, match="changing_model was another one when it was loaded here"):
+        ModelWorker(a_job(settings, model, model_checksum=checksum_of(model))).work(None)
+
+
+def test_what_an_engine_has_no_use_for_is_refused(faces: str, settings: Settings, pool: Executor) -> None:
+    with pytest.raises(UsageError, match="an object of this process cannot run on an engine"):
+        predict(faces, settings, pool, model=Finder())
+    for option in ({"processes": 2}, {"decoders": 0}, {"devices": ["cpu", "cuda:0"]}):
+        with pytest.raises(UsageError, match="an engine has processes of its own"):
+            predict(faces, settings, pool, **option)
+
+
+def test_dask_gives_the_same_snapshot(faces: str, settings: Settings, tmp_path: Path) -> None:
+    with DaskCluster(tmp_path / "dask", workers=2) as dask:
+        there = predict(faces, settings, dask.url)
+    assert there.record.id == predict(faces, settings, None, model=Finder(), decoders=0, name="here").record.id
+
+
+@contextmanager
+def working(settings: Settings, **plan: Any) -> Iterator[None]:
+    """Have a thread work as a process of `dsctl tasks work` would."""
+    with closing(open_catalog_url(settings.catalog)) as catalog, closing(open_task_store(settings.catalog)) as store:
+        worker = QueueWorker(catalog, store, "w", WorkPlan(**plan))
+        thread = threading.Thread(target=worker.run, args=(lambda _done: None,))
+        thread.start()
+        try:
+            yield
+        finally:
+            worker.stop.set()
+            thread.join()
+
+
+@promise("A worker of the queue loads no model unless it is told that it may")
+def test_workers_of_the_queue_load_models_only_where_that_is_allowed(
+    faces: str, settings: Settings, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["predict", faces, "--model", f"{MODEL}:Finder", "--as", "found", "--batch", "5", "--on", "queue"]
+    with working(settings):
+        assert run(command) != 0
+    said = capsys.readouterr().err
+    assert "a worker of the queue may load no models" in said
+    assert "--allow-models" in said
+    with working(settings, allow_models=True):
+        assert run(command) == 0
+    here = predict(faces, settings, None, model=Finder(), decoders=0, name="here")
+    with api.open_snapshot("found", settings) as found:
+        assert found.record.id == here.record.id
