@@ -31,7 +31,7 @@ class PredictKeywords(NamingOptions, total=False):
     decoders: int | None
     """For each of these."""
     threads: int | None
-    """PyTorch's on the processor, of each of these."""
+    """Of PyTorch or ONNX Runtime on the processor, in each of these."""
     classes: Sequence[str] | None
     size: tuple[int, int] | int | str | None
     """Height and width, or as the datasets of `datacache.torch` take it."""
@@ -57,7 +57,7 @@ def predict(
     `model` is `"MODULE:CALLABLE"`, a file for ONNX Runtime or TorchScript, or a callable (`models.detectors`). A name
     or a file is loaded by `processes` processes on each of `devices`, each with `decoders` processes that read and
     decode; a callable runs in this process. With `on`, as in `convert`, processes of an engine load a name or a file,
-    decode and predict, each on the one device and with `threads` of PyTorch (1). `weights` are a path, a URL, or
+    decode and predict, each on the one device and with `threads` (1). `weights` are a path, a URL, or
     `NAME@REF/PATH`, a file of a snapshot. `size` is height and width for a model that has none of its own, `classes`
     its classes where it does not say them. Objects of a score below `least_score` are left out. `split` chooses images.
     `progress(what, done, total)` counts images. The result has `record` and `report`.

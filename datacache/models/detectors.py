@@ -21,6 +21,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
@@ -63,6 +64,7 @@ def load_detector(
     device: str = "cpu",
     classes: Sequence[str] | None = None,
     size: tuple[int, int] | None = None,
+    threads: int | None = None,
 ) -> Detector:
     """Return a model as a detector on a device ("cpu", "cuda", "cuda:1").
 
@@ -72,12 +74,21 @@ def load_detector(
 
     The model's `names` or `classes`, or the metadata of its file, say its classes. `classes` are for a model that says
     none, and otherwise replace its names one by one. `size`: height and width for a model that has none of its own.
+    `threads` on the processor are those of PyTorch, in all of this process, and of ONNX Runtime; None: as PyTorch has
+    it, and one for each core.
 
     `UsageError` where anything of that cannot be; whatever a callable raises itself is its cause.
     """
     if weights is not None and not weights.is_file():
         raise UsageError(f"there are no weights at {weights}", hint="Name a file.")
-    source = _open(model, weights, device) if isinstance(model, str) else _wrap(_make(model, weights, device), device)
+    if threads is not None:
+        import torch
+
+        torch.set_num_threads(threads)
+    if isinstance(model, str):
+        source = _open(model, weights, device, threads or cores())
+    else:
+        source = _wrap(_make(model, weights, device), device)
     name = model if isinstance(model, str) else source.name
     own, wanted = source.classes, None if classes is None else tuple(classes)
     if own is not None and wanted is not None and len(own) != len(wanted):
@@ -116,9 +127,9 @@ class _Adapted:
         return [checked(part, image.shape, self._numbering) for part, image in zip(parts, images, strict=True)]
 
 
-def _open(model: str, weights: Path | None, device: str) -> _Source:
-    opened = {
-        ".onnx": _open_onnx,
+def _open(model: str, weights: Path | None, device: str, threads: int) -> _Source:
+    opened: dict[str, Callable[[Path, str], _Source]] = {
+        ".onnx": partial(_open_onnx, threads=threads),
         ".torchscript": _open_torchscript,
         ".ts": _open_torchscript,
         ".pt": _open_torchscript,
@@ -324,14 +335,14 @@ def _need(module: str) -> Any:
 # --- ONNX Runtime ---------------------------------------------------------------------------------------------------
 
 
-def _open_onnx(path: Path, device: str) -> _Source:
+def _open_onnx(path: Path, device: str, threads: int) -> _Source:
     runtime = _need("onnxruntime")
     kind, _, number = device.partition(":")
     provider = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}.get(kind)
     if provider not in runtime.get_available_providers():
         raise UsageError(f"this onnxruntime has no {device}", hint="Choose the device cpu, or install onnxruntime-gpu.")
     options = runtime.SessionOptions()
-    options.intra_op_num_threads = cores()  # its own count knows no quota of containers
+    options.intra_op_num_threads = threads  # its own count knows no quota of containers
     options.log_severity_level = 3
     where = (provider, {"device_id": number or "0"}) if kind == "cuda" else provider
     try:

@@ -40,7 +40,7 @@ _SHOWN = 20
 @click.option("--device", "devices", multiple=True, help="cpu, cuda:0, …; several, for a process on each.")
 @click.option("--processes", type=click.IntRange(1), help="Processes with the model on each device (default: 1).")
 @click.option("--decoders", type=click.IntRange(0), help="Processes that decode for each of these (default: the rest).")
-@click.option("--threads", type=click.IntRange(1), help="PyTorch's threads in each of these.")
+@click.option("--threads", type=click.IntRange(1), help="Threads of PyTorch or ONNX Runtime in each of these.")
 @click.option("--objects", metavar="URL", help="Where a large file of predictions goes (default: DATACACHE_OBJECTS).")
 @on_option
 @naming_options()

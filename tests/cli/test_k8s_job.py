@@ -208,7 +208,7 @@ def test_options_of_pods_are_no_commands_own_and_every_command_has_an_engine() -
     assert set(names) == {
         name
         for name, module in COMMANDS.items()
-        if any(each.name == "on" for each in getattr(import_module(module), name).params)
+        if name != "predict" and any(each.name == "on" for each in getattr(import_module(module), name).params)
     }
     for name in names:
         found = job.get_command(context, name)

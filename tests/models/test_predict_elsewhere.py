@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
+from importlib import import_module
 from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from datacache import api
 from datacache.catalog.open import open_catalog_url, open_task_store
@@ -22,12 +26,14 @@ from datacache.core import engine
 from datacache.core.errors import PredictError, UsageError
 from datacache.executors.queue import trusted
 from datacache.executors.queue.worker import QueueWorker, WorkPlan
+from datacache.models.detectors import load_detector
 from datacache.models.predicting import elsewhere
 from datacache.models.predicting.checksums import checksum_of
 from datacache.models.predicting.elsewhere import EngineJob, ModelWorker
 from datacache.settings import Settings
 from dataset_cli.main import run
 from tests.models.finder import Finder
+from tests.models.test_detectors import onnx_model
 from tests.promises import promise
 from tests.servers import DaskCluster
 
@@ -126,6 +132,24 @@ def test_a_process_with_another_model_or_weights_predicts_nothing(tmp_path: Path
             ModelWorker(job._replace(**wrong)).work(None)
 
 
+def test_a_process_gives_a_model_of_onnx_as_many_threads_as_it_is_told(
+    tmp_path: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ONNX Runtime has threads for the whole time that a model is loaded."""
+    monkeypatch.setattr(torch, "set_num_threads", lambda _threads: None)  # of this process, for good
+    model = str(onnx_model(tmp_path / "m.onnx", [1, 24, 32, 3], {"output": ([1, 2], np.ones((1, 2), np.float32))}))
+    loaded = []
+
+    def threads_of(threads: int) -> int:
+        before = len(os.listdir("/proc/self/task"))
+        loaded.append(ModelWorker(a_job(settings, model, classes=["a", "b"], threads=threads)))
+        assert loaded[-1].work(None) == ("a", "b")
+        return len(os.listdir("/proc/self/task")) - before
+
+    threads_of(1)  # what the library itself begins with
+    assert [threads_of(1), threads_of(5)] == [0, 4], "the caller is one of them"
+
+
 def test_a_module_that_has_changed_since_it_was_loaded_is_not_taken_for_the_new_one(
     tmp_path: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -165,6 +189,36 @@ def working(settings: Settings, **plan: Any) -> Iterator[None]:
         finally:
             worker.stop.set()
             thread.join()
+
+
+@promise("A worker of the queue loads no model unless it is told that it may")
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        (elsewhere.__name__, "ModelWorker"),
+        ("datacache.models.predicting", "elsewhere.ModelWorker"),
+        ("datacache.api.weights", "weights_path"),
+        ("datacache.api", "weights.weights_path"),
+    ],
+)
+def test_what_loads_models_is_not_named_in_a_pickle_unless_that_is_allowed(
+    module: str, name: str, settings: Settings
+) -> None:
+    words = b"".join(b"\x8c" + bytes([len(word)]) + word.encode() for word in (module, name))
+    named, listed = b"\x80\x04" + words + b"\x93", b"\x80\x04]" + words + b"\x93a."
+    job = a_job(settings, "m:f")
+    for packed in (named + b".", listed, engine.pickled(job), engine.pickled(ModelWorker(job))):
+        with pytest.raises(UsageError, match="may load no models"):
+            trusted.loads(packed)
+    assert callable(_loads(named + b"."))
+    with pytest.raises(trusted.UntrustedPickleError, match="changes"):
+        _loads(named + b"}\x8c\x04markK\x01sb.")
+
+
+def test_models_are_loaded_by_what_a_prediction_sends_and_by_nothing_else() -> None:
+    for wrong in (load_detector, import_module, ExitStack):
+        with pytest.raises(trusted.UntrustedPickleError, match="may not travel"):
+            _loads(pickle.dumps(wrong))
 
 
 @promise("A worker of the queue loads no model unless it is told that it may")

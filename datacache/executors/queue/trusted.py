@@ -137,7 +137,7 @@ class _CodeUnpickler(_PythonUnpickler):  # type: ignore[misc]
             if not isinstance(state, dict):
                 raise UntrustedPickleError("a pickle in the catalog has an error without attributes")
         elif (
-            f"{kind.__module__}.{kind.__qualname__}" not in self._known
+            f"{kind.__module__}.{kind.__qualname__}" not in _OURS
             or not isinstance(state, dict)
             or any(callable(getattr(kind, name, None)) for name in state)
         ):

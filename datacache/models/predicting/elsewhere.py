@@ -62,7 +62,7 @@ class EngineJob(NamedTuple):
     settings: Settings
 
 
-class _Batch(NamedTuple):
+class _BatchTask(NamedTuple):
     """Images to predict on: the number of the first one, and the columns of `Selection`."""
 
     start: int
@@ -84,7 +84,7 @@ def run_on_engine(
     `PredictError` where the model fails, `UsageError` where it cannot be loaded or is another one, both with the
     process and its machine; `DatacacheError` where the engine has lost the same batches again and again.
     """
-    tasks = (_Batch(batch.start, *_columns(source.part(batch))) for batch in batches)
+    tasks = (_BatchTask(batch.start, *_columns(source.part(batch))) for batch in batches)
     answers = map_on(engine, ModelWorker(job), chain([None], tasks))
     ready(next(answers))
     yield from answers
@@ -119,7 +119,7 @@ class ModelWorker:
     def __reduce__(self) -> tuple[object, ...]:
         return ModelWorker, (self._job,)
 
-    def work(self, batch: _Batch | None) -> Any:
+    def work(self, batch: _BatchTask | None) -> Any:
         """Return the outcome of a batch; for None, the classes of the model."""
         where = f"process {os.getpid()} on {socket.gethostname()}"
         with _one_at_a_time:
@@ -149,16 +149,19 @@ class ModelWorker:
             weights = self._opened.enter_context(job.open_weights(job.weights, job.settings))
             if weights.is_file():  # else whoever loads them says so
                 _check("weights", job.weights, job.weights_checksum, checksum_of_files(weights))
-        import torch
-
         from datacache.models.detectors import load_detector
         from datacache.models.predicting.stages import device_for
 
-        torch.set_num_threads(job.threads)
-        device = job.device or device_for(job.model)
-        return load_detector(job.model, weights=weights, device=device, classes=job.classes, size=job.size)
+        return load_detector(
+            job.model,
+            weights=weights,
+            device=job.device or device_for(job.model),
+            classes=job.classes,
+            size=job.size,
+            threads=job.threads,
+        )
 
-    def _predict(self, detector: Detector, batch: _Batch) -> BatchOutcome:
+    def _predict(self, detector: Detector, batch: _BatchTask) -> BatchOutcome:
         from datacache.models.predicting.stages import run_model
 
         selection = Selection(rows=batch.rows, sizes=batch.sizes, ids=batch.ids, kind=None)

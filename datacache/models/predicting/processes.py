@@ -47,7 +47,7 @@ class ModelJob(NamedTuple):
     size: Size | None
     decoders: int
     threads: int | None
-    """PyTorch's threads on the processor; None: as PyTorch has it."""
+    """On the processor; see `load_detector`."""
 
 
 def run_in_processes(
@@ -147,15 +147,13 @@ def serve(fd: int, parent: int) -> None:
 
 
 def _predict(job: ModelJob, connection: Connection) -> None:
-    import torch
-
     from datacache.models.detectors import load_detector
     from datacache.models.predicting.stages import device_for, run_model
 
-    if job.threads is not None:
-        torch.set_num_threads(job.threads)
     device = job.device or device_for(job.model)
-    detector = load_detector(job.model, weights=job.weights, device=device, classes=job.classes, size=job.size)
+    detector = load_detector(
+        job.model, weights=job.weights, device=device, classes=job.classes, size=job.size, threads=job.threads
+    )
     connection.send(("ready", detector.classes))
 
     def batches() -> Iterator[range]:
