@@ -19,6 +19,7 @@ from base64 import b64decode, b64encode
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -37,6 +38,8 @@ _MOST_TASKS = 4096
 _MOST_BYTES = 8 * 2**20
 """Of the tasks in a parcel, unless one alone has more."""
 _TRIES = 4
+_LOOK_S = 3.0
+"""The engine is asked for its width this often while a result is waited for."""
 _KEPT_WORKERS = 4
 _ID_DIGITS = 32
 _OF_BYTES = "biufcmMSU"
@@ -68,8 +71,9 @@ class Engine:
         close: Callable[[bool], None] = lambda _done: None,
         loads: Callable[[bytes], Any] = pickle.loads,
     ) -> None:
-        """`width` says how many processes there are now. Results are kept in `folder`. `close` lets go of what belongs
-        to the executor, and is told whether all was done. `loads` unpickles answers."""
+        """`width` says how many processes there are now, and may warn where there are none. Results are kept in
+        `folder`. `close` lets go of what belongs to the executor, and is told whether all was done. `loads` unpickles
+        answers."""
         self.executor, self.width, self.loads = executor, width, loads
         self._folder, self._close = folder, close
         self._logs: dict[str, JobLog] = {}
@@ -143,7 +147,7 @@ class _Spread:
                     yield first.result
                     continue
                 try:
-                    answer = first.future.result()
+                    answer = self._wait(first.future)
                 except Exception as exc:  # the engine's own: errors of the work come as results
                     if first.tries >= _TRIES:
                         raise DatacacheError(
@@ -157,6 +161,16 @@ class _Spread:
             for each in waiting:
                 if isinstance(each, _Parcel):
                     each.future.cancel()
+
+    def _wait(self, future: Future[bytes]) -> bytes:
+        """Return the answer. Ask for the width meanwhile, which tells the user where no process is left."""
+        while not future.done():
+            try:
+                return future.result(_LOOK_S)
+            except TimeoutError:
+                with suppress(Exception):  # an engine that ends also ends its futures
+                    self._engine.width()
+        return future.result()
 
     def _take(self, packed: Iterator[bytes], waiting: deque[_Parcel | _Found]) -> bool:
         """Send the next tasks, up to one whose result is kept. Return False where there are none."""

@@ -70,14 +70,15 @@ def _queue(job: str, settings: Settings, folder: Path) -> Engine:
     from datacache.executors.queue.client import QueueExecutor
     from datacache.executors.queue.trusted import loads
 
-    executor = QueueExecutor(
-        open_catalog_url(settings.catalog, settings=settings), open_task_store(settings.catalog), job
-    )
+    catalog = open_catalog_url(settings.catalog, settings=settings)
+    executor = QueueExecutor(catalog, open_task_store(settings.catalog), job)
 
     def close(done: bool) -> None:
         executor.close(done=done)
 
-    return Engine(executor, width=_seldom(executor.width), folder=folder, close=close, loads=loads)
+    start = f": dsctl tasks work (with the catalog {catalog.url})"
+    width = _seldom(_say_none(f"queue://{executor.name}", executor.width, start))
+    return Engine(executor, width=width, folder=folder, close=close, loads=loads)
 
 
 def _need(module: str, extra: str) -> Any:
@@ -113,16 +114,16 @@ def _ray(address: str) -> tuple[Executor, Callable[[], int], Callable[[], None]]
     return RayExecutor(ray, retries=_RETRIES), lambda: int(ray.cluster_resources().get("CPU", 0)), ray.shutdown
 
 
-def _say_none(on: str, ask: Callable[[], int]) -> Callable[[], int]:
-    """Return a function that also warns, once, where the engine has no worker: until then the command only waits."""
+def _say_none(on: str, ask: Callable[[], int], hint: str = "") -> Callable[[], int]:
+    """Return a function that also warns, once each time that the engine has no worker: the command only waits then."""
     said = False
 
     def width() -> int:
         nonlocal said
         processes = ask()
         if not processes and not said:
-            _log.warning("%s has no worker yet; the command waits until one is there", on)
-            said = True
+            _log.warning("%s has no worker; the command waits until one is there%s", on, hint)
+        said = not processes
         return processes
 
     return width

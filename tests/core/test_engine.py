@@ -96,6 +96,62 @@ def test_a_second_start_does_only_what_the_first_did_not(tmp_path: Path, noted: 
     assert {number: count for number, count in worker.counts().items() if number < 7} == dict.fromkeys(range(7), 1)
 
 
+class Patient(Future[Any]):
+    """Cannot be waited for without an end, nor too often."""
+
+    waits = 0
+
+    def result(self, timeout: float | None = None) -> Any:
+        self.waits += 1
+        assert timeout is not None or self.done()
+        assert self.waits < 100
+        return super().result(timeout)
+
+
+def test_an_engine_is_asked_for_its_processes_while_a_result_is_waited_for(
+    tmp_path: Path, noted: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All have died when it is asked the second time. One is started after the warning, and the call is done."""
+    monkeypatch.setattr(engines, "_LOOK_S", 0.01)
+    sent: list[tuple[Future[Any], Callable[[], Any]]] = []
+    asked: list[int] = []
+
+    class Dying(Inline):
+        def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+            sent.append((future := Patient(), lambda: fn(*args, **kwargs)))
+            return future
+
+    def width() -> int:
+        asked.append(len(sent))
+        if len(asked) == 2:
+            raise ConnectionError("does not answer now")
+        if len(asked) == 3:
+            for future, call in sent:
+                future.set_result(call())
+        return 1
+
+    with Engine(Dying(), width=width, folder=tmp_path / "jobs") as engine:
+        assert list(ordered_map(Note(noted), [2], processes=engine)) == [4]
+    assert asked[:3] == [0, 1, 1]
+
+
+class OutOfTime(Inline):
+    """Its calls end with an error that a wait raises as well."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        future.set_exception(TimeoutError("too slow there"))
+        return future
+
+
+def test_calls_that_ran_out_of_time_are_lost_and_not_waited_for(tmp_path: Path, noted: Path) -> None:
+    with (
+        pytest.raises(DatacacheError, match="lost 4 times: TimeoutError: too slow there"),
+        open_engine(OutOfTime(), tmp_path) as engine,
+    ):
+        list(ordered_map(Note(noted), [1], processes=engine))
+
+
 class FirstInterrupted(Inline):
     """Is interrupted while it waits for what it was given first; all else is done by then."""
 

@@ -120,14 +120,23 @@ def test_an_engine_that_does_not_answer_is_named(settings: Settings, ref: str) -
         api.stats(ref, on="dask://127.0.0.1:1", settings=settings)
 
 
-def test_a_cluster_without_workers_is_named_once(
+def test_a_cluster_is_named_once_each_time_that_it_has_no_worker(
     settings: Settings, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("datacache.executors.open._WIDTH_S", -1.0)
-    with distributed.LocalCluster(n_workers=0, dashboard_address=":0") as empty:
-        url = empty.scheduler_address.replace("tcp://", "dask://")
+    with distributed.LocalCluster(n_workers=0, dashboard_address=":0", processes=False, protocol="tcp://") as cluster:
+        url = cluster.scheduler_address.replace("tcp://", "dask://")
         with open_engine(url, settings) as engine:
-            assert [engine.width(), engine.width()] == [1, 1]
-    assert [record.message for record in caplog.records if record.name == "datacache.executors.open"] == [
-        f"{url} has no worker yet; the command waits until one is there"
+            for _ in range(2):
+                assert [engine.width(), engine.width()] == [1, 1]
+                cluster.scale(1)
+                cluster.wait_for_workers(1, timeout=_TIMEOUT_S)
+                engine.width()
+                cluster.scale(0)
+                ends = time.monotonic() + _TIMEOUT_S
+                while cluster.scheduler.workers:
+                    assert time.monotonic() < ends
+                    time.sleep(0.02)
+    assert [record.message for record in caplog.records if record.name == "datacache.executors.open"] == 2 * [
+        f"{url} has no worker; the command waits until one is there"
     ]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-import logging
 import multiprocessing
 import operator
 import os
@@ -32,6 +31,7 @@ from datacache.catalog.tasks.base import NewTask, TaskStore
 from datacache.core.engine import Engine, _array, do_tasks, pickled
 from datacache.core.errors import DatacacheError, TasksError, UsageError
 from datacache.core.parallel import ordered_map
+from datacache.executors.open import open_engine
 from datacache.executors.queue import client, processes, records, trusted, worker
 from datacache.executors.queue.client import QueueExecutor
 from datacache.executors.queue.processes import run_workers
@@ -461,9 +461,7 @@ def test_a_queue_that_no_client_has_written_keeps_no_worker_from_others(
         assert send(executor, Square(), value) == [value * value]
 
 
-def test_a_job_that_was_removed_ends_its_client(
-    place: str, store: TaskStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_job_that_was_removed_ends_its_client(place: str, store: TaskStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "_LOOK_S", 0.05)
     with contextlib.closing(_Closing(place)) as opened:
         future = submit(opened.executor, Square(), 5)
@@ -475,17 +473,28 @@ def test_a_job_that_was_removed_ends_its_client(
 
 
 def test_a_parcel_that_is_gone_is_reported_as_lost(
-    place: str, store: TaskStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    place: str, store: TaskStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client, "_LOOK_S", 0.05)
-    with contextlib.closing(_Closing(place)) as opened, caplog.at_level(logging.WARNING):
+    with contextlib.closing(_Closing(place)) as opened:
         future = submit(opened.executor, Square(), 5)
         queue = store.queue("work:job")
         assert queue is not None
         store.drop(queue, [task.number for task in store.progress(queue)])
         with pytest.raises(TasksError, match="gone from the queue"):
             future.result(60)
-    assert "no worker does the tasks of job yet; start some: dsctl tasks work" in caplog.text
+
+
+@pytest.mark.parametrize("place", ["sqlite"], indirect=True)
+def test_a_job_without_workers_is_named_with_the_way_to_start_some(
+    shared: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    with open_engine("queue://job", shared) as engine:
+        assert engine.width() == 1
+    assert (
+        f"queue://job has no worker; the command waits until one is there: dsctl tasks work"
+        f" (with the catalog {shared.catalog})"
+    ) in caplog.text
 
 
 @pytest.mark.parametrize("place", ["sqlite"], indirect=True)
@@ -627,6 +636,7 @@ def test_a_conversion_on_the_queue_gives_the_same_snapshot_and_its_workers_end_w
 
 CLIENT = """
 from datacache import api
+from datacache.executors.open import open_engine
 from datacache.executors.queue import client, records
 client.LEASE_S, records.JOB_LEASE_S, client._LOOK_S = 1.0, 1.5, 0.3
 done = api.convert("faces", to="yolo", name="there", split="train=0.5,val=0.5", resize="32x32", on="queue://night")

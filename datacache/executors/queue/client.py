@@ -34,7 +34,7 @@ MAX_LOST = 3
 """Workers that may die at one parcel: then its tasks have failed."""
 _POLL_S, _SLOWEST_S = 0.03, 0.3
 _LOOK_S = 3.0
-"""The job is renewed this often, and looked for what is gone. Where there is no worker then, the user is told."""
+"""The job is renewed this often, and looked for what is gone."""
 _NUMBERS = (1 << 62) - 1
 _log = logging.getLogger(__name__)
 
@@ -129,7 +129,7 @@ class QueueExecutor(Executor):
     # --- the thread ---------------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
-        pause_s, seen_at, said = _POLL_S, time.monotonic(), False
+        pause_s, seen_at = _POLL_S, time.monotonic()
         look_at = seen_at + _LOOK_S
         while not self._stopped:
             try:
@@ -137,13 +137,6 @@ class QueueExecutor(Executor):
                     pause_s = _POLL_S
                 if time.monotonic() >= look_at:
                     self._look()
-                    if not said and self._futures and not records.count_workers(self._catalog, self.name):
-                        _log.warning(
-                            "no worker does the tasks of %s yet; start some: dsctl tasks work (with the catalog %s)",
-                            self.name,
-                            self._catalog.url,
-                        )
-                        said = True
                     look_at = time.monotonic() + _LOOK_S
                 seen_at = time.monotonic()
             except CatalogUnavailableError as exc:
