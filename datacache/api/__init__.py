@@ -147,6 +147,7 @@ if TYPE_CHECKING:
     from datacache.api.versions import VersionCounts as VersionCounts
     from datacache.api.versions import descendants as descendants
     from datacache.api.versions import version_counts as version_counts
+    from datacache.api.weights import split_weights as split_weights
     from datacache.api.work import work_on_queue as work_on_queue
     from datacache.catalog import refs as _refs
     from datacache.catalog.access import Access as Access

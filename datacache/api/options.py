@@ -129,11 +129,15 @@ def make_query(**wanted: Unpack[QueryOptions]) -> Query:
 
 
 def check_options(options: Mapping[str, Any]) -> None:
-    """Check what `convert` and `merge` check only when they begin; other keywords are left alone. Raises `UsageError`.
-    Reads nothing."""
+    """Check what `convert`, `merge`, and `predict` on an engine check only when they begin; other keywords are left
+    alone. Raises `UsageError`. Reads nothing."""
     from datacache.conversion.operations import parse_operations
 
     given = dict(options)
+    if given.get("model"):
+        from datacache.models.predicting.predict import PredictOptions, check_for_engine
+
+        check_for_engine(given["model"], PredictOptions(devices=given["devices"] or ("",)))
     parse_operations(**take(given, ImageOptions))
     if "stratify" in given:
         make_splits(given["split"], given["seed"], given["stratify"])

@@ -19,6 +19,7 @@ from datacache.settings import Settings, load_settings
 if TYPE_CHECKING:
     from datacache.models.weights import WeightsFile
 
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _MOUNTED = re.compile(r"datacache:(.+@[0-9a-f]+)")
 """The source of a snapshot's mount in /proc/self/mountinfo."""
 
@@ -69,6 +70,15 @@ def weights_path(where: str | PathLike[str], settings: Settings) -> Iterator[Pat
             yield Path(place)
 
 
+def split_weights(where: str) -> tuple[str, str] | None:
+    """Return the reference and the path where text names a file of a snapshot, None where it names another place.
+    `UsageError` for half of a name."""
+    scheme = _SCHEME.match(where)
+    if scheme is not None:
+        return _split_ref(where[scheme.end() :]) if scheme[1].lower() == "datacache" else None
+    return _split_ref(where) if "@" in where and not where.startswith((".", "/", "~")) else None
+
+
 class _InSnapshot(NamedTuple):
     """A file of a snapshot, or of a listing of a URL. `name` is the URL, '' for a snapshot."""
 
@@ -81,10 +91,9 @@ class _InSnapshot(NamedTuple):
 def _found(where: str | PathLike[str], settings: Settings) -> Iterator[_InSnapshot | str]:
     """Find out what names weights. Yields a file of a snapshot, open until the context ends, or a path."""
     text = os.fspath(where)
-    scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]*)://", text) if isinstance(where, str) else None
-    named = isinstance(where, str) and scheme is None and not text.startswith((".", "/", "~")) and "@" in text
-    if named or (scheme and scheme[1].lower() == "datacache"):
-        ref, path = _split_ref(text[scheme.end() :] if scheme else text)
+    scheme = _SCHEME.match(text) if isinstance(where, str) else None
+    if isinstance(where, str) and (named := split_weights(where)) is not None:
+        ref, path = named
         with open_snapshot(ref, settings) as snapshot:
             yield _InSnapshot(snapshot, path, "")
     elif scheme and scheme[1].lower() != "file":

@@ -1,8 +1,9 @@
 """`dsctl k8s job COMMAND …`: Jobs that do a command's work on many pods, to give to `kubectl apply`.
 
 Two Jobs come of it (decision 0066): a client, which runs the command with `--on queue://NAME`, and workers, an Indexed
-Job of `dsctl tasks work --job NAME`. The command's own parser checks its arguments, before anything is printed. With
-`--json` it prints a `List` of the same objects, which kubectl takes as well.
+Job of `dsctl tasks work --job NAME`, for `predict` with `--allow-models`. The command's own parser checks its
+arguments, before anything is printed. With `--json` it prints a `List` of the same objects, which kubectl takes as
+well.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ from dataset_cli.manifests import (
     restricted_pod,
 )
 
-_COMMANDS = ("convert", "merge", "dedupe", "shard", "query", "stats")
+_COMMANDS = ("convert", "merge", "dedupe", "shard", "query", "stats", "predict")
 """Those with work for an engine; each has a module of its name."""
-_NOT_IN_A_POD = {"on", "processes", "check", "yes"}
+_NOT_IN_A_POD = {"on", "processes", "check", "yes", "decoders", "accept"}
 _READ_HERE = {"classes"}
 """Options that name a file which travels along; those that name another file would write it into the pod."""
 _USER = 10001
@@ -125,11 +126,17 @@ def _printing(name: str, real: click.Command) -> click.Command:
         run = _RunOptions(**{field: values.pop(field) for field in _RunOptions._fields})
         context = click.get_current_context()
         given = [each for each in kept if context.get_parameter_source(each.name or "") != ParameterSource.DEFAULT]
+        if name == "predict" and context.get_parameter_source("image") == ParameterSource.DEFAULT:
+            raise UsageError(
+                "the pods need an image that has the model and its libraries",
+                hint=f"Build one on datacache {__version__}, with the model, and name it: --image.",
+            )
         pods = _Pods(run, values.get("name") or _refs(kept, values)[0].partition("@")[0])
         arguments = _arguments(app, given, values, pods)
         ref = [f"--output-ref={_MESSAGE}"] if writes_ref and values.get("name") else []
         _check(real, [*arguments, f"--on=queue://{pods.name}"], values, pods)
-        objects = pods.objects(["dsctl", name, *arguments, f"--on=queue://{pods.name}", *ref])
+        may = ["--allow-models"] if name == "predict" else []
+        objects = pods.objects(["dsctl", name, *arguments, f"--on=queue://{pods.name}", *ref], may)
         listed: dict[str, Any] = {"apiVersion": "v1", "kind": "List", "items": objects}
         app.out.result(listed, as_yaml(objects))
 
@@ -164,6 +171,13 @@ def _check(real: click.Command, words: list[str], values: Mapping[str, Any], pod
         place = values.get(option) or ""
         if place.startswith(("/", ".", "file:")) or ("/" in place and "://" not in place):
             raise UsageError(f"--{option}: {place} is a folder, of a pod that ends", hint="Name a bucket: s3://…")
+    for option in ("model", "weights"):
+        place = values.get(option) or ""
+        if place.startswith((".", "~")) or (place and not place.startswith("/") and not {":", "@"} & set(place)):
+            raise UsageError(
+                f"--{option}: {place} is a path from where you are, and a pod is elsewhere",
+                hint="Name its whole path in the image; or weights by URL, or as a file of a snapshot, NAME@REF/PATH.",
+            )
     api.check_options(values)
     here = [pods.as_here(word) for word in words]
     parent = click.get_current_context().parent
@@ -200,6 +214,9 @@ def _text(app: App, parameter: click.Parameter, value: Any, pods: _Pods) -> str:
     if isinstance(parameter.type, SnapshotRef):
         record = app.resolve(value)
         return f"{record.dataset}@{record.id}"
+    if parameter.name == "weights" and (file := api.split_weights(value)) is not None:
+        record = app.resolve(file[0])
+        return f"{record.dataset}@{record.id}/{file[1]}"
     if isinstance(parameter.type, ImageSize):
         high, wide = value
         return f"{wide}x{high}"
@@ -236,10 +253,10 @@ class _Pods:
         option, _, path = word.partition("=")
         return f"{option}={self._paths[path]}" if path in self._paths else word
 
-    def objects(self, client: list[str]) -> list[dict[str, Any]]:
-        """Return them, given the client's command."""
+    def objects(self, client: list[str], may: list[str]) -> list[dict[str, Any]]:
+        """Return them, given the client's command, and options of the workers for what they may do."""
         processes = max(1, math.floor(_processors(self._run.cpu)))
-        worker = ["dsctl", "tasks", "work", f"--job={self.name}", f"--processes={processes}"]
+        worker = ["dsctl", "tasks", "work", f"--job={self.name}", f"--processes={processes}", *may]
         objects = [self._job("client", client), self._job("workers", worker)]
         if self._files:
             kept = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": self._metadata("files"), "data": self._files}

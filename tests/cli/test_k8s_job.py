@@ -197,6 +197,50 @@ def test_a_command_looks_at_its_arguments_before_anything_is_printed(
     assert done.out == ""
 
 
+PREDICT = ("k8s", "job", "predict", "masks", "--as", "found", "--workers", "3", "--run", "night")
+
+
+def test_only_workers_of_predictions_load_models_and_their_weights_are_those_of_now(dsctl: Dsctl, id: str) -> None:
+    how = ("--model", "detect:load", "--image", "mine:1", "--device", "cuda", "--split", "train")
+    done = dsctl(*PREDICT, *how, "--weights", "weights@v1/best.pt")
+    assert (done.code, done.out) == (1, ""), "no such snapshot"
+    done = dsctl(*PREDICT, *how, "--weights", "masks@latest/train/best.pt")
+    assert done.code == 0, done.err
+    client, workers = printed(done.out)
+    assert arguments(workers) == ["tasks", "work", "--job=night", "--processes=1", "--allow-models"]
+    said = arguments(client)
+    assert said[:2] == ["predict", f"masks@{id}"]
+    assert {f"--weights=masks@{id}/train/best.pt", "--model=detect:load", "--device=cuda", "--split=train"} < set(said)
+    for each in (client, workers):
+        assert each["spec"]["template"]["spec"]["containers"][0]["image"] == "mine:1"
+    done = dsctl(*PREDICT, *how, "--weights", "s3://models/best.pt")
+    assert "--weights=s3://models/best.pt" in arguments(printed(done.out)[0])
+
+
+@promise("Jobs of `dsctl k8s job` have checked arguments, and names that another run does not have")
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        (("--model", "m:f"), "--image"),
+        (("--image", "mine:1"), "--model"),
+        (("--image", "mine:1", "--model", "best.onnx"), "--model: best.onnx is a path from where you are"),
+        (("--image", "mine:1", "--model", "m:f", "--weights", "./a@b/c"), "--weights: ./a@b/c is a path from"),
+        (("--image", "mine:1", "--model", "m:f", "--weights", "masks@v1"), "names no file of a snapshot"),
+        (("--image", "mine:1", "--model", "m:f", "--device", "cuda:0", "--device", "cuda:1"), "several devices"),
+        (("--image", "mine:1", "--model", "m:f", "--decoders", "1"), "--decoders"),
+        (("--image", "mine:1", "--accept", "0.5"), "--accept"),
+        (("--image", "mine:1", "--model", "m:f", "--classes", "/nowhere/classes.txt"), "classes"),
+    ],
+)
+def test_a_prediction_that_would_fail_in_the_pod_is_refused_before_anything_is_printed(
+    dsctl: Dsctl, id: str, options: tuple[str, ...], word: str
+) -> None:
+    done = dsctl(*PREDICT, *options)
+    assert done.code == 2, done.out + done.err
+    assert word in done.err
+    assert done.out == ""
+
+
 def test_a_snapshot_that_is_not_there_gets_no_job(dsctl: Dsctl, id: str) -> None:
     done = dsctl("k8s", "job", "convert", "masks@v9", *YOLO[4:])
     assert (done.code, done.out) == (1, "")
@@ -208,7 +252,7 @@ def test_options_of_pods_are_no_commands_own_and_every_command_has_an_engine() -
     assert set(names) == {
         name
         for name, module in COMMANDS.items()
-        if name != "predict" and any(each.name == "on" for each in getattr(import_module(module), name).params)
+        if any(each.name == "on" for each in getattr(import_module(module), name).params)
     }
     for name in names:
         found = job.get_command(context, name)
@@ -221,15 +265,26 @@ def test_options_of_pods_are_no_commands_own_and_every_command_has_an_engine() -
 
 
 @promise("Jobs of `dsctl k8s job` do the work of the command, and all their pods end well")
+@pytest.mark.parametrize(
+    ("words", "options"),
+    [
+        (("convert", "faces", "--to", "yolo", "--split", "train=0.8,val=0.2", "--resize", "64x64"), ()),
+        (("predict", "faces", "--model", "tests.models.finder:Finder", "--batch", "2"), ("--image", "mine:1")),
+    ],
+)
 def test_the_containers_of_both_jobs_make_the_snapshot_that_the_command_makes(
-    dsctl: Dsctl, home: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+    words: tuple[str, ...],
+    options: tuple[str, ...],
+    dsctl: Dsctl,
+    home: Path,
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     draw_faces(tmp_path / "faces", count=12)
     assert dsctl("snapshot", "create", "faces", "--from", (tmp_path / "faces").as_uri()).code == 0
-    words = ("convert", "faces", "--to", "yolo", "--split", "train=0.8,val=0.2", "--resize", "64x64")
     local = dsctl(*words, "--as", "here", "--json")
     assert local.code == 0, local.err
-    done = dsctl("k8s", "job", *words, "--as", "there", "--workers", "2", "--run", "night")
+    done = dsctl("k8s", "job", *words, *options, "--as", "there", "--workers", "2", "--run", "night")
     assert done.code == 0, done.err
     client, workers = printed(done.out)
     place = tmp_path / "message"

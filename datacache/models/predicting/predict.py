@@ -137,7 +137,7 @@ def predict(
             hint="Name it: MODULE:CALLABLE, or a file.",
         )
     if elsewhere is not None:
-        _check_for_engine(model, options)
+        check_for_engine(model, options)
     check_target(catalog, naming, Lineage(COMMAND, {}, (snapshot.ref,)))
     selection = select(snapshot, catalog, target=None, query=Query(), split=options.split, progress=progress)
     source = SnapshotSource(snapshot, selection)
@@ -248,7 +248,7 @@ def _run(
     report.busy = busy_s / count / report.seconds if report.seconds else 0.0
 
 
-def _check_for_engine(model: str | Callable[..., Any], options: PredictOptions) -> None:
+def check_for_engine(model: str | Callable[..., Any], options: PredictOptions) -> None:
     """Raise `UsageError` for what an engine has no use for."""
     if not isinstance(model, str):
         raise UsageError(
