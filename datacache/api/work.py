@@ -37,10 +37,10 @@ def work_on_queue(
     """Do what commands with `--on queue` have put into the catalog, in `processes` forked processes, until a signal.
 
     `job` names the only one to work for; then it ends with the job. `once` ends each process after one parcel of tasks,
-    `max_idle_s` after so long without any. `allow_models` is for `predict`: a model is code that a client names, so
-    allow it where you trust whoever may write into the catalog. SIGTERM and SIGINT are handled meanwhile, so it runs in
-    the main thread, of a process that does nothing else. `UsageError` for an impossible name, `SettingsError` for a
-    catalog that can only be read, `CatalogUnavailableError` where it is away for a minute.
+    `max_idle_s` after so long without a command to work for. `allow_models` is for `predict`: a model is code that a
+    client names, so allow it where you trust whoever may write into the catalog. SIGTERM and SIGINT are handled
+    meanwhile, so it runs in the main thread, of a process that does nothing else. `UsageError` for an impossible name,
+    `SettingsError` for a catalog that can only be read, `CatalogUnavailableError` where it is away for a minute.
     """
     from datacache.catalog.open import open_task_store
     from datacache.executors.queue.processes import run_workers

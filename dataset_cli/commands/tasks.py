@@ -168,8 +168,8 @@ def restore(app: App, name: str, file: BinaryIO) -> None:
 @click.option("--job", default="", metavar="NAME", help="Only for --on queue://NAME, and end with it: 1 if it failed.")
 @click.option("--processes", type=click.IntRange(1), default=1, show_default=True, help="How many work at once.")
 @click.option("--once", is_flag=True, help="End after one parcel of tasks each.")
-@click.option("--until-idle", is_flag=True, help="End when there is nothing to do.")
-@click.option("--max-idle", "max_idle_s", type=Duration(), metavar="TIME", help="End after so long with nothing to do.")
+@click.option("--until-idle", is_flag=True, help="End when no command has work to do.")
+@click.option("--max-idle", "max_idle_s", type=Duration(), metavar="TIME", help="End after so long without any.")
 @click.option("--allow-models", is_flag=True, help="Load models of dsctl predict --on queue, which run code.")
 def work(app: App, *, until_idle: bool, max_idle_s: float | None, **how: Any) -> int:
     """Do the tasks of commands with --on queue that use this catalog, on any machine.

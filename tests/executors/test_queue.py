@@ -461,6 +461,29 @@ def test_a_queue_that_no_client_has_written_keeps_no_worker_from_others(
         assert send(executor, Square(), value) == [value * value]
 
 
+def test_a_worker_until_idle_waits_for_the_next_parcels_of_a_command_that_goes_on(
+    executor: QueueExecutor, catalog: Catalog, store: TaskStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "_JOBS_S", 0.0)
+    done: list[ParcelDone] = []
+    runner = QueueWorker(catalog, store, "w", WorkPlan(max_idle_s=0.0))
+    sent = [submit(executor, Square(), 2)]
+
+    def wait(_pause_s: float) -> bool:
+        if len(done) == len(sent) == 1:
+            sent.append(submit(executor, Square(), 3))
+        elif all(each.done() for each in sent):
+            executor.shutdown()
+            records.renew_job(catalog, executor._job, records.DONE)
+        else:
+            time.sleep(0.01)
+        return False
+
+    monkeypatch.setattr(runner.stop, "wait", wait)
+    assert runner.run(done.append) is Ended.IDLE
+    assert [take(each) for each in sent] == [[4], [9]]
+
+
 def test_a_job_that_was_removed_ends_its_client(place: str, store: TaskStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "_LOOK_S", 0.05)
     with contextlib.closing(_Closing(place)) as opened:

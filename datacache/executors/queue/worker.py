@@ -67,7 +67,7 @@ class WorkPlan(NamedTuple):
     once: bool = False
     """End after one parcel."""
     max_idle_s: float | None = None
-    """End when there was nothing for so long."""
+    """End when no client that it works for has lived for so long."""
     allow_models: bool = False
     """Load the models that clients name, which run code."""
 
@@ -89,6 +89,7 @@ class QueueWorker:
         self._held: _Held | None = None
         self._codes: OrderedDict[str, bytes] = OrderedDict()
         self._queues: list[tuple[str, QueueRecord]] = []
+        self._clients_live = False
         self._look_at = self._forget_at = 0.0
         self._ended: Ended | None = None
 
@@ -112,7 +113,9 @@ class QueueWorker:
                 return found
             if found is None:
                 idle_s = time.monotonic() - idle_since
-                if self._plan.max_idle_s is not None and idle_s >= self._plan.max_idle_s:
+                if self._clients_live:  # they may have more tasks
+                    idle_since = time.monotonic()
+                elif self._plan.max_idle_s is not None and idle_s >= self._plan.max_idle_s:
                     return Ended.IDLE
                 self.stop.wait(pause_s * random.uniform(0.8, 1.2))
                 pause_s = min(_SLOWEST_S, 1.5 * pause_s)
@@ -154,6 +157,7 @@ class QueueWorker:
             ends = {records.DONE: Ended.DONE, records.FAILED: Ended.FAILED}
             self._ended = None if job is None else ends.get(job.state)
         names = [name for name in records.running(self._catalog) if self._plan.job in ("", name)]
+        self._clients_live = bool(names)
         random.shuffle(names)  # one job is not always before the others
         queues = [(name, self._store.queue(records.queue_name(name))) for name in names]
         self._queues = [(name, queue) for name, queue in queues if queue is not None and queue.made]
