@@ -363,7 +363,7 @@ def convert(
     instead, such as `"dask://HOST:PORT"`, or is a `concurrent.futures.Executor`. Raises `ConversionError` (`strict`),
     `UsageError`, and what stores and catalogs raise.
     """
-    from datacache.catalog.objects import ObjectWriter
+    from datacache.catalog.objects import ObjectWriter, check_place
     from datacache.conversion.operations import parse_operations
     from datacache.conversion.pipeline import Plan, run
     from datacache.executors.open import open_workers
@@ -380,6 +380,8 @@ def convert(
         classes=classes,
         **given,
     )
+    if plan.operations:
+        check_place(settings, objects or "")  # else it is told when all annotations have been read
     with (
         closing(open_catalog(settings)) as catalog,
         open_snapshot(ref, settings) as snapshot,

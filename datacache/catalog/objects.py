@@ -76,7 +76,7 @@ class ObjectWriter:
     ) -> None:
         """`resumes`: what a creation that was killed has stored in the last days stays, too (`lasts`)."""
         self._catalog, self._settings, self._url = catalog, settings, url
-        store_url, self._prefix = _place(settings, url)
+        store_url, self._prefix = check_place(settings, url)
         self._store: ObjectStore = open_store(store_url, settings)
         self._fresh: dict[str, float] = {}  # key → when it was seen or written; single dict operations, so no lock
         self._creation = Creation(catalog, creation, resumes=resumes)
@@ -195,7 +195,9 @@ def parse_object_key(key: str) -> tuple[str, int] | None:
     return None if match is None else (match[1] + match[2], int(match[3]))
 
 
-def _place(settings: Settings, url: str) -> tuple[str, str]:
+def check_place(settings: Settings, url: str = "") -> tuple[str, str]:
+    """Return store and prefix of where new objects go: `url`, or the settings' place. `SettingsError` where that is
+    not set, `UsageError` for a URL that is none."""
     if url:
         return split_url(url)
     try:

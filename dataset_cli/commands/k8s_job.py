@@ -1,6 +1,6 @@
 """`dsctl k8s job COMMAND …`: Jobs that do a command's work on many pods, to give to `kubectl apply`.
 
-Two Jobs come of it (decision 0066): a client, which runs the command with `--on queue://NAME`, and workers, an Indexed
+Two Jobs come of it (decision 0068): a client, which runs the command with `--on queue://NAME`, and workers, an Indexed
 Job of `dsctl tasks work --job NAME`, for `predict` with `--allow-models`. The command's own parser checks its
 arguments, before anything is printed. With `--json` it prints a `List` of the same objects, which kubectl takes as
 well.

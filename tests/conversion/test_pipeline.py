@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from xml.etree import ElementTree as ET
@@ -24,7 +25,7 @@ from datacache import api
 from datacache.annotations.model import Annotation, Problem
 from datacache.conversion import model
 from datacache.conversion.pipeline import Conversion, _Names
-from datacache.core.errors import ConversionError, UsageError
+from datacache.core.errors import ConversionError, SettingsError, SnapshotNotFoundError, UsageError
 from datacache.manifest.model import Entry
 from datacache.reader.snapshot import Snapshot
 from datacache.settings import Settings
@@ -46,6 +47,18 @@ def convert(settings: Settings) -> Callable[..., Conversion]:
 def codes(problems: list[Problem]) -> list[tuple[str, str, str]]:
     """Return what was reported: code, action, the file's name."""
     return [(problem.code, problem.action, problem.file.rpartition("/")[2]) for problem in problems]
+
+
+def test_operations_without_a_place_for_images_are_refused_before_anything_is_read(
+    settings: Settings, convert: Callable[..., Conversion]
+) -> None:
+    nowhere = replace(settings, objects="")
+    with pytest.raises(SettingsError, match="not set where"):
+        datacache.convert("not-there@v1", to="yolo", name="small", resize="32x32", settings=nowhere)
+    with pytest.raises(SnapshotNotFoundError):  # --objects says where
+        datacache.convert(
+            "not-there@v1", to="yolo", name="small", resize="32x32", objects="s3://made/here", settings=nowhere
+        )
 
 
 def test_images_in_folders_of_classes_are_refused_with_what_reads_them(
@@ -241,8 +254,6 @@ def test_lineage_says_how_it_was_made(
 def test_it_is_the_same_on_mongodb(
     drawn: Path, convert: Callable[..., Conversion], settings: Settings, mongod, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from dataclasses import replace
-
     on_mongo = replace(settings, catalog=mongod.database_url())
     ids = []
     for chosen in (settings, on_mongo):
