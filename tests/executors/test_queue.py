@@ -29,7 +29,7 @@ from datacache.catalog.base import Catalog
 from datacache.catalog.open import open_catalog_url, open_task_store
 from datacache.catalog.tasks.base import NewTask, TaskStore
 from datacache.core.engine import Engine, _array, do_tasks, pickled
-from datacache.core.errors import DatacacheError, TasksError, UsageError
+from datacache.core.errors import CatalogUnavailableError, DatacacheError, TasksError, UsageError
 from datacache.core.parallel import ordered_map
 from datacache.executors.open import open_engine
 from datacache.executors.queue import client, processes, records, trusted, worker
@@ -352,8 +352,9 @@ def test_a_database_that_is_away_for_a_while_is_waited_for(tmp_path: Path, monke
     with Mongod(tmp_path / "own") as server:
         url = server.database_url()
         catalog, store = open_catalog_url(url), open_task_store(url)
-        working = QueueWorker(catalog, store, "w", WorkPlan())
-        thread = threading.Thread(target=working.run, args=(lambda _done: None,))
+        working = QueueWorker(catalog, store, "w", WorkPlan(job="job"))
+        ended: list[Ended] = []
+        thread = threading.Thread(target=lambda: ended.append(working.run(lambda _done: None)))
         thread.start()
         with contextlib.closing(_Closing(url)) as opened:
             assert send(opened.executor, Square(), 1) == [1]
@@ -364,8 +365,8 @@ def test_a_database_that_is_away_for_a_while_is_waited_for(tmp_path: Path, monke
                 sender.join(1)  # it has met that nobody answers
             sender.join(60)
             assert later == [[4]]
-            working.stop.set()
-            thread.join()
+        thread.join(60)
+        assert ended == [Ended.FAILED]
         store.close()
         catalog.close()
 
@@ -424,6 +425,8 @@ def test_a_job_has_one_client_and_the_next_finds_what_was_done_after_it_died(
             assert take(future) == [64]
             with pytest.raises(TasksError, match="taken over or removed"):
                 first.executor._look()
+            first.close()
+            assert store.queue("work:job") == queue  # it is the second's
 
 
 def test_parcels_of_a_client_that_is_gone_are_not_done_and_then_removed(
@@ -441,6 +444,63 @@ def test_parcels_of_a_client_that_is_gone_are_not_done_and_then_removed(
         assert (catalog.documents(records.BYTES) == []) == bool(_again)
         monkeypatch.setattr(records, "KEPT_S", 0.0)
     assert catalog.documents(records.JOBS) == []
+
+
+def test_a_job_ends_also_where_the_database_is_away_at_that_moment(
+    place: str, catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(records, "_AWAY_S", 0.01)
+    forget, away = records.forget_job, [CatalogUnavailableError("away"), CatalogUnavailableError("still away")]
+
+    def forget_later(*arguments: Any) -> None:
+        if away:
+            raise away.pop()
+        forget(*arguments)
+
+    monkeypatch.setattr(records, "forget_job", forget_later)
+    _Closing(place).close()
+    assert not away
+    assert records.jobs(catalog)["job"].state == records.FAILED
+
+
+def test_workers_of_a_job_that_nobody_takes_up_end(
+    place: str, catalog: Catalog, store: TaskStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = _Closing(place, "gone")
+    gone.executor.shutdown()
+    working = QueueWorker(catalog, store, "w", WorkPlan(job="gone"))
+    ended: list[Ended] = []
+    thread = threading.Thread(target=lambda: ended.append(working.run(lambda _done: None)))
+    thread.start()
+    try:
+        while not working._seen:
+            assert thread.is_alive()
+            time.sleep(0.01)
+        monkeypatch.setattr(records, "KEPT_S", -2 * records.JOB_LEASE_S)
+        records.forget_old(catalog, store)
+        thread.join(60)
+        assert ended == [Ended.FAILED]
+    finally:
+        working.stop.set()
+        thread.join()
+        gone.close()
+
+
+def test_a_job_of_a_client_that_died_is_free_after_a_lease_whatever_the_clock_says(
+    place: str, catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dead = records.take_job(catalog, "job", "dead")
+    asked: list[None] = []
+
+    def set_back(_catalog: Catalog) -> float:
+        asked.append(None)
+        assert len(asked) < 1000, "it waits for the clock"
+        return dead.until_s - 86_400.0
+
+    monkeypatch.setattr(type(catalog), "now_s", set_back)
+    monkeypatch.setattr(records, "JOB_LEASE_S", 0.1)
+    monkeypatch.setattr(records, "_TAKE_S", 0.01)
+    assert records.take_job(catalog, "job", "another").by == "another"
 
 
 @pytest.mark.parametrize("place", ["sqlite"], indirect=True)

@@ -104,12 +104,16 @@ class QueueExecutor(Executor):
         """End the job, which workers that do no other see; `done` says whether all of it was."""
         self.shutdown()
         try:
-            records.forget_job(self._catalog, self._store, self.name)
-            records.renew_job(self._catalog, self._job, records.DONE if done else records.FAILED)
+            records.patiently(lambda: self._end(records.DONE if done else records.FAILED))
         except DatacacheError as exc:  # its lease ends by itself
             _log.warning("the end of the job %s could not be noted: %s", self.name, exc)
         self._store.close()
         self._catalog.close()
+
+    def _end(self, state: str) -> None:
+        self._job = records.renew_job(self._catalog, self._job)  # raises where another client has it by now
+        records.forget_job(self._catalog, self._store, self.name)
+        records.renew_job(self._catalog, self._job, state)
 
     def _open(self) -> QueueRecord:
         """Return the job's queue, without what nobody has begun: it is asked for again where it is needed."""

@@ -92,6 +92,7 @@ class QueueWorker:
         self._clients_live = False
         self._look_at = self._forget_at = 0.0
         self._ended: Ended | None = None
+        self._seen = False
 
     def run(self, say: Callable[[ParcelDone], None]) -> Ended:
         """Do parcels to the end. Raises `CatalogUnavailableError` where the catalog is away for a minute."""
@@ -155,7 +156,10 @@ class QueueWorker:
         if self._plan.job:
             job = records.jobs(self._catalog).get(self._plan.job)
             ends = {records.DONE: Ended.DONE, records.FAILED: Ended.FAILED}
-            self._ended = None if job is None else ends.get(job.state)
+            if job is not None:
+                self._seen, self._ended = True, ends.get(job.state)
+            elif self._seen:
+                self._ended = Ended.FAILED  # nobody went on with it: it was forgotten
         names = [name for name in records.running(self._catalog) if self._plan.job in ("", name)]
         self._clients_live = bool(names)
         random.shuffle(names)  # one job is not always before the others
