@@ -15,11 +15,9 @@ from hashlib import blake2b
 from typing import NamedTuple
 
 from datacache.catalog.base import Catalog
-from datacache.catalog.leases import HOLDINGS, all_documents
+from datacache.catalog.leases import HOLDINGS, REPORT_LEASE_S, all_documents, lasts
 from datacache.core.ipc import parse_object
 
-HOLDING_LEASE_S = 900.0
-"""From the last writing: a node that says nothing for so long is gone."""
 MOST_HELD = 256
 """The snapshots in one document, those with the most bytes: about 16 KiB."""
 LABEL_PREFIX = "cache.datacache.io/"
@@ -52,7 +50,7 @@ def write_holdings(catalog: Catalog, node: str, snapshots: Mapping[str, Holding]
     """Say what a node holds now, by the snapshots' ids, in place of what it said before; of more than `MOST_HELD`
     snapshots those with the most bytes. The catalog's errors."""
     most = sorted(snapshots.items(), key=lambda each: (-each[1].held_bytes, each[0]))[:MOST_HELD]
-    until_s = round(catalog.now_s() + HOLDING_LEASE_S, 3)
+    until_s = round(catalog.now_s() + REPORT_LEASE_S, 3)
     text = json.dumps({"version": _VERSION, "until_s": until_s, "snapshots": dict(most)})
     while not catalog.set_document(HOLDINGS, node, text, old=catalog.document(HOLDINGS, node)):
         pass
@@ -70,7 +68,7 @@ def _parse(text: str, now_s: float) -> dict[str, Holding] | None:
     """Return what a document says; None if its time is over at `now_s`, or if it says nothing that makes sense."""
     try:
         found = parse_object(text)
-        if found["version"] != _VERSION or not float(found["until_s"]) > now_s:
+        if found["version"] != _VERSION or not lasts(float(found["until_s"]), now_s, REPORT_LEASE_S):
             return None
         snapshots = {id: Holding(int(held), int(total)) for id, (held, total) in found["snapshots"].items()}
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError):

@@ -10,7 +10,8 @@ They are documents of the catalog, with times by the clock that all its users sh
     quota-use     node → until when what it says of its namespaces counts (`quotas`)
     sweep         `objects` → how often a collection has begun, or ended, to delete stored objects
 
-A lease ends by itself, so a node that died keeps nothing for ever. Any thread and process may call.
+A lease ends by itself, so a node that died keeps nothing for ever; not even where the clock was set back, and the end
+of its lease is years ahead. Any thread and process may call.
 """
 
 from __future__ import annotations
@@ -39,12 +40,16 @@ MOUNT_LEASE_S = 7 * 86_400.0
 RENEW_EVERY_S = 3600.0
 CREATION_S = 3 * 86_400.0
 """A creation that takes longer looks for its objects before it commits."""
+REPORT_LEASE_S = 900.0
+"""Of `holding` and `quota-use`, from the last writing: a node that says nothing for so long is gone."""
 REUSE_S = 3600.0
 """A creation may rely on objects stored this long before it began, without storing them again."""
 
 _NO_DOCUMENT = (ValueError, TypeError, KeyError, OverflowError, RecursionError)
 _LATEST_S = 1e11
 """In the year 5138. Later times, and those before 1970, do not count as times."""
+_SLACK_S = 300.0
+"""A time that is later than one written now by more than this was written before the clock was set back."""
 _VERSION = 1
 _OBJECTS = "objects"
 _IS_ID = re.compile(r"[0-9a-f]{32}")
@@ -58,6 +63,12 @@ class MountLease(NamedTuple):
     until_s: float
     snapshots: Mapping[str, Sequence[str]]
     """Snapshot id → the mount points, each as `HOST:DIR`."""
+
+
+def lasts(until_s: float, now_s: float, lease_s: float) -> bool:
+    """Tell whether a lease counts, which was given for `lease_s` and is renewed soon where its holder lives: whether
+    its end is yet to come, and no later than the clock can have it."""
+    return now_s < until_s <= now_s + lease_s + _SLACK_S
 
 
 def write_mounts(catalog: Catalog, holder: str, host: str, mounts: Iterable[tuple[str, str]]) -> None:
@@ -116,18 +127,29 @@ def _held(mounts: Iterable[str], removed: Iterable[tuple[str, str]], *, now_s: f
 
 
 def forget_ended(catalog: Catalog, *, now_s: float, cutoff_s: float) -> None:
-    """Remove documents without effect: ended leases, and removals at `cutoff_s` or before."""
-    ends = [(kind, "until_s", now_s) for kind in (MOUNTS, CREATIONS, HOLDINGS, QUOTA_USES)]
-    for kind, field, end_s in (*ends, (REMOVED, "at_s", cutoff_s)):
+    """Remove documents without effect: ended leases, and removals at `cutoff_s` or before. Where one that keeps
+    something has an impossibly late time, it gets the latest that it can have."""
+    for kind, field, end_s, latest_s in (
+        (MOUNTS, "until_s", now_s, now_s + MOUNT_LEASE_S),
+        (CREATIONS, "until_s", now_s, now_s + CREATION_S),
+        (REMOVED, "at_s", cutoff_s, now_s),
+    ):
+        for key, text in _all(catalog, kind):  # one that is renewed meanwhile has another text
+            if (at_s := _number(text, field)) <= end_s:
+                catalog.remove_document(kind, key, old=text)
+            elif at_s > latest_s + _SLACK_S:
+                catalog.set_document(kind, key, json.dumps(json.loads(text) | {field: latest_s}), old=text)
+    for kind in (HOLDINGS, QUOTA_USES):
         for key, text in _all(catalog, kind):
-            if _number(text, field) <= end_s:
-                catalog.remove_document(kind, key, old=text)  # one that was renewed meanwhile has another text
+            if not lasts(_number(text, "until_s"), now_s, REPORT_LEASE_S):
+                catalog.remove_document(kind, key, old=text)
 
 
 def oldest_creation_age_s(catalog: Catalog, now_s: float) -> float:
     """Return how long ago the oldest creation under way may have stored, or relied on, an object; 0 without any."""
     begun = [_number(text, "since_s") for _key, text in _all(catalog, CREATIONS) if _number(text, "until_s") > now_s]
-    return max((now_s - since_s + REUSE_S for since_s in begun), default=0.0)
+    ages = (now_s - since_s if since_s <= now_s + _SLACK_S else CREATION_S for since_s in begun)
+    return max((age_s + REUSE_S for age_s in ages), default=0.0)
 
 
 def all_documents(listed: Callable[..., list[tuple[str, str]]], kind: str) -> Iterator[tuple[str, str]]:

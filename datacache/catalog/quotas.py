@@ -10,12 +10,13 @@ by themselves (`leases`). Any thread and process may call; two that change a quo
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from datacache.catalog.access import check_namespace
 from datacache.catalog.base import Catalog
-from datacache.catalog.leases import QUOTA_USES, all_documents
+from datacache.catalog.leases import QUOTA_USES, REPORT_LEASE_S, all_documents, lasts
 from datacache.core.errors import CatalogError, UsageError
 from datacache.core.ipc import parse_object
 
@@ -25,8 +26,7 @@ DEFAULT = "*"
 _VOLUME_KIND = "csi-volume"  # see csi_driver.volume_records
 _VERSION = 1
 _MOST_BYTES = 2**63 - 1
-_USE_LEASE_S = 900.0
-"""From the last report. A node that is there writes one every few minutes."""
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +120,7 @@ def capacities(catalog: Catalog) -> dict[str, int]:
 
 def report_use(catalog: Catalog, use: NodeUse) -> None:
     """Say what namespaces have of a node now, in place of what it said before."""
-    until_s = round(catalog.now_s() + _USE_LEASE_S, 3)
+    until_s = round(catalog.now_s() + REPORT_LEASE_S, 3)
     said = {"until_s": until_s, "cache": dict(use.cache_bytes), "staged": dict(use.staged_bytes)}
     text = json.dumps(said)
     while not catalog.set_document(QUOTA_USES, use.node, text, old=catalog.document(QUOTA_USES, use.node)):
@@ -140,7 +140,7 @@ def _use(node: str, text: str, now_s: float) -> NodeUse | None:
     """Return a node's report; None if its time is over at `now_s`, or if it says nothing that makes sense."""
     try:
         found = parse_object(text)
-        if not float(found["until_s"]) > now_s:
+        if not lasts(float(found["until_s"]), now_s, REPORT_LEASE_S):
             return None
         sizes = [{str(name): int(size) for name, size in found[key].items()} for key in ("cache", "staged")]
         return NodeUse(node=node, cache_bytes=sizes[0], staged_bytes=sizes[1])

@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from datacache.catalog.base import Catalog
-from datacache.catalog.holdings import HOLDING_LEASE_S, MOST_HELD, Holding, write_holdings
+from datacache.catalog.holdings import MOST_HELD, Holding, write_holdings
+from datacache.catalog.leases import REPORT_LEASE_S
 from datacache.core.errors import CatalogUnavailableError, DatacacheError
 from datacache.core.ids import BlockId, block_count, block_id, block_length, object_id
 from datacache.daemon.mount_leases import mounted
@@ -32,7 +33,7 @@ from datacache.store.clock import elapsed_s
 
 log = logging.getLogger(__name__)
 _FIRST_LOOK_S, _LOOK_EVERY_S = 1.0, 30.0
-_RENEW_EVERY_S = HOLDING_LEASE_S / 3
+_RENEW_EVERY_S = REPORT_LEASE_S / 3
 _LIST_EVERY_S = 120.0
 """How often data sets are asked for the snapshots that they list by now."""
 _SAMPLE_BLOCKS = 512

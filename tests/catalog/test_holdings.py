@@ -11,7 +11,6 @@ import pytest
 from datacache.catalog import leases
 from datacache.catalog.base import Catalog
 from datacache.catalog.holdings import (
-    HOLDING_LEASE_S,
     LABEL_PREFIX,
     MOST_HELD,
     Holding,
@@ -19,7 +18,7 @@ from datacache.catalog.holdings import (
     snapshot_label,
     write_holdings,
 )
-from datacache.catalog.leases import HOLDINGS
+from datacache.catalog.leases import HOLDINGS, REPORT_LEASE_S
 from datacache.catalog.open import open_catalog_url
 from tests.servers import Mongod
 
@@ -50,11 +49,25 @@ def test_a_node_that_died_is_forgotten_by_readers_and_by_a_collection(
     catalog: Catalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_holdings(catalog, "dead", {A: Holding(1, 1)})
-    later_s = catalog.now_s() + HOLDING_LEASE_S + 1
+    later_s = catalog.now_s() + REPORT_LEASE_S + 1
     monkeypatch.setattr(type(catalog), "now_s", lambda _self: later_s)
     write_holdings(catalog, "alive", {A: Holding(1, 1)})
     assert set(holdings(catalog)) == {"alive"}
     leases.forget_ended(catalog, now_s=later_s, cutoff_s=0)
+    assert [key for key, _ in catalog.documents(HOLDINGS)] == ["alive"]
+
+
+def test_what_a_node_said_before_the_clock_was_set_back_counts_no_more(
+    catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = catalog.now_s()
+    monkeypatch.setattr(type(catalog), "now_s", lambda _self: now_s + 1e6)
+    write_holdings(catalog, "dead", {A: Holding(1, 1)})
+    write_holdings(catalog, "alive", {A: Holding(1, 1)})
+    monkeypatch.setattr(type(catalog), "now_s", lambda _self: now_s)
+    write_holdings(catalog, "alive", {A: Holding(1, 1)})
+    assert set(holdings(catalog)) == {"alive"}
+    leases.forget_ended(catalog, now_s=now_s, cutoff_s=0)
     assert [key for key, _ in catalog.documents(HOLDINGS)] == ["alive"]
 
 
@@ -72,19 +85,19 @@ def test_of_many_snapshots_the_largest_are_written(catalog: Catalog) -> None:
         "",
         "[]",
         "nonsense",
-        '{"version": 2, "until_s": 1e12, "snapshots": {}}',
+        '{"version": 2, "until_s": SOON, "snapshots": {}}',
         '{"version": 1, "until_s": "never", "snapshots": {}}',
         '{"version": 1, "until_s": NaN, "snapshots": {}}',
-        '{"version": 1, "until_s": 1e12, "snapshots": []}',
-        f'{{"version": 1, "until_s": 1e12, "snapshots": {{"{A}": 7}}}}',
-        f'{{"version": 1, "until_s": 1e12, "snapshots": {{"{A}": [1e999, 1]}}}}',
-        f'{{"version": 1, "until_s": 1e12, "snapshots": {{"{A}": [1, 2, 3]}}}}',
+        '{"version": 1, "until_s": SOON, "snapshots": []}',
+        f'{{"version": 1, "until_s": SOON, "snapshots": {{"{A}": 7}}}}',
+        f'{{"version": 1, "until_s": SOON, "snapshots": {{"{A}": [1e999, 1]}}}}',
+        f'{{"version": 1, "until_s": SOON, "snapshots": {{"{A}": [1, 2, 3]}}}}',
         "[" * 100_000,
     ],
 )
 def test_what_makes_no_sense_counts_as_no_node(tmp_path: Path, text: str) -> None:
     catalog = open_catalog_url(f"sqlite:///{tmp_path}/catalog.db")
-    catalog.set_document(HOLDINGS, "odd", text, old=None)
+    catalog.set_document(HOLDINGS, "odd", text.replace("SOON", str(catalog.now_s() + 60)), old=None)
     write_holdings(catalog, "n", {A: Holding(1, 1)})
     assert holdings(catalog) == {"n": {A: Holding(1, 1)}}
     write_holdings(catalog, "odd", {})
@@ -95,7 +108,7 @@ def test_what_makes_no_sense_counts_as_no_node(tmp_path: Path, text: str) -> Non
 def test_ids_that_are_none_and_nothing_held_are_left_out(tmp_path: Path) -> None:
     catalog = open_catalog_url(f"sqlite:///{tmp_path}/catalog.db")
     snapshots = {A: [1, 2], "../x": [1, 2], "A" * 32: [1, 2], B: [0, 2], "c" * 32: [10**400, 1], "d" * 32: [1, 10**400]}
-    text = json.dumps({"version": 1, "until_s": 1e12, "snapshots": snapshots})
+    text = json.dumps({"version": 1, "until_s": catalog.now_s() + 60, "snapshots": snapshots})
     catalog.set_document(HOLDINGS, "n", text, old=None)
     assert holdings(catalog) == {"n": {A: Holding(1, 2)}}
     catalog.close()

@@ -111,3 +111,5 @@ def test_nodes_that_say_nothing_any_more_do_not_count_and_are_forgotten(
     assert (use.node, use.cache_bytes, use.staged_bytes) == ("here", {"a": 3}, {"b": 4})
     leases.forget_ended(catalog, now_s=now, cutoff_s=0)
     assert [key for key, _ in catalog.documents(QUOTA_USES)] == ["here"]
+    monkeypatch.setattr(catalog, "now_s", lambda: now - 3600)  # the clock is set back: only then is "here" in the past
+    assert list(node_uses(catalog)) == []

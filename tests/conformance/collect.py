@@ -6,6 +6,7 @@ Time is not waited for: collections are told what time it is, and processes race
 from __future__ import annotations
 
 import contextlib
+import json
 import multiprocessing
 import os
 import random
@@ -279,6 +280,28 @@ class CollectConformance:
         later_s = now_s + leases.MOUNT_LEASE_S + 1
         leases.forget_ended(catalog, now_s=later_s, cutoff_s=later_s - HOUR_S)
         assert catalog.documents(leases.MOUNTS) == catalog.documents(leases.REMOVED) == []
+
+    def test_leases_from_before_the_clock_was_set_back_end_in_their_time(self, catalog: Catalog) -> None:
+        record = a_snapshot(catalog, "mask", range(5))
+        now_s = catalog.now_s()
+        leases.write_mounts(catalog, "home", "node-1", [(record.id, "/mnt/mask")])
+        leases.Creation(catalog).begin()
+        catalog.remove_snapshot("mask", record.id)
+        for kind in (leases.MOUNTS, leases.CREATIONS, leases.REMOVED):
+            ((key, text),) = catalog.documents(kind)
+            found = json.loads(text)
+            later = {name: found[name] + 1e8 for name in ("until_s", "since_s", "at_s") if name in found}
+            assert catalog.set_document(kind, key, json.dumps(found | later), old=text)
+        # Nobody knows when it began: all that it can have stored is spared.
+        assert leases.oldest_creation_age_s(catalog, now_s) == leases.CREATION_S + leases.REUSE_S
+        leases.forget_ended(catalog, now_s=now_s, cutoff_s=now_s - HOUR_S)
+        assert leases.mounted_at(catalog, record.id) == ["node-1:/mnt/mask"]
+        later_s = now_s + leases.MOUNT_LEASE_S + 1
+        assert leases.held_now(catalog, now_s=later_s, cutoff_s=later_s) == set()
+        assert leases.oldest_creation_age_s(catalog, later_s) == 0
+        leases.forget_ended(catalog, now_s=later_s, cutoff_s=later_s - HOUR_S)
+        for kind in (leases.MOUNTS, leases.CREATIONS, leases.REMOVED):
+            assert catalog.documents(kind) == []
 
     @pytest.mark.parametrize("number", ["9" * 400, "-1e308", "1e400", "NaN", "[" * 100_000, '"soon"'])
     def test_documents_that_make_no_sense_end_no_collection(self, catalog: Catalog, number: str) -> None:

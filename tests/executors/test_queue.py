@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import json
 import multiprocessing
 import operator
 import os
@@ -427,6 +428,19 @@ def test_a_job_has_one_client_and_the_next_finds_what_was_done_after_it_died(
                 first.executor._look()
             first.close()
             assert store.queue("work:job") == queue  # it is the second's
+
+
+def test_clients_and_workers_from_before_the_clock_was_set_back_are_gone(catalog: Catalog, store: TaskStore) -> None:
+    late_s = catalog.now_s() + 1e6
+    text = json.dumps({"job": "", "token": "t", "by": "b", "state": "running", "until_s": late_s})
+    for kind, name in ((records.JOBS, "job"), (records.JOBS, "other"), (records.WORKERS, "w")):
+        assert catalog.set_document(kind, name, text, old=None)
+    assert records.running(catalog) == []
+    assert records.count_workers(catalog, "job") == 0
+    records.take_job(catalog, "job", "me")
+    records.forget_old(catalog, store)
+    assert records.running(catalog) == list(records.jobs(catalog)) == ["job"]
+    assert catalog.documents(records.WORKERS) == []
 
 
 def test_parcels_of_a_client_that_is_gone_are_not_done_and_then_removed(

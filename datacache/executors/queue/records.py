@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
 from datacache.catalog.base import Catalog
-from datacache.catalog.leases import all_documents
+from datacache.catalog.leases import all_documents, lasts
 from datacache.catalog.tasks.base import WORK, QueueRecord, TaskStore
 from datacache.core.errors import CatalogUnavailableError, DatacacheError, TasksError, UsageError
 from datacache.core.packed import pack, unpack
@@ -70,7 +70,7 @@ def take_job(catalog: Catalog, name: str, by: str) -> QueueJob:
     while True:
         text = catalog.document(JOBS, name)
         now_s = catalog.now_s()
-        if text is not None and (old := _job(name, text)).state == RUNNING and old.until_s > now_s:
+        if text is not None and _lives(old := _job(name, text), now_s):
             if held not in (None, text):
                 raise TasksError(f"{old.by} does the job {name} now", hint="Wait for its end, or take another name.")
             held = text
@@ -102,7 +102,7 @@ def jobs(catalog: Catalog) -> dict[str, QueueJob]:
 def running(catalog: Catalog) -> list[str]:
     """Return the names of the jobs whose clients live."""
     now_s = catalog.now_s()
-    return [job.name for job in jobs(catalog).values() if job.state == RUNNING and job.until_s > now_s]
+    return [job.name for job in jobs(catalog).values() if _lives(job, now_s)]
 
 
 def forget_job(catalog: Catalog, store: TaskStore, name: str) -> None:
@@ -121,12 +121,11 @@ def forget_old(catalog: Catalog, store: TaskStore) -> None:
     now_s = catalog.now_s()
     for name, text in list(all_documents(catalog.documents, JOBS)):
         job = _job(name, text)
-        if job.until_s + (KEPT_S if job.state == RUNNING else 0.0) < now_s and catalog.remove_document(
-            JOBS, name, old=text
-        ):
+        until_s = job.until_s + (KEPT_S if job.state == RUNNING else 0.0)
+        if not lasts(until_s, now_s, JOB_LEASE_S + KEPT_S) and catalog.remove_document(JOBS, name, old=text):
             forget_job(catalog, store, name)
     for name, text in list(all_documents(catalog.documents, WORKERS)):
-        if _worker(text)[1] + KEPT_S < now_s:
+        if not lasts(_worker(text)[1] + KEPT_S, now_s, WORKER_LEASE_S + KEPT_S):
             catalog.remove_document(WORKERS, name, old=text)
 
 
@@ -146,7 +145,7 @@ def count_workers(catalog: Catalog, job: str) -> int:
     """Return how many workers live that do tasks of a job."""
     now_s = catalog.now_s()
     found = (_worker(text) for _name, text in all_documents(catalog.documents, WORKERS))
-    return sum(for_job in ("", job) and until_s > now_s for for_job, until_s in found)
+    return sum(for_job in ("", job) and lasts(until_s, now_s, WORKER_LEASE_S) for for_job, until_s in found)
 
 
 def patiently(call: Callable[[], _T], is_over: Callable[[], bool] = lambda: False) -> _T:
@@ -211,6 +210,10 @@ def _job(name: str, text: str) -> QueueJob:
         return QueueJob(name, str(found["token"]), str(found["by"]), float(found["until_s"]), str(found["state"]))
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         return QueueJob(name, "", "", 0.0, "")
+
+
+def _lives(job: QueueJob, now_s: float) -> bool:
+    return job.state == RUNNING and lasts(job.until_s, now_s, JOB_LEASE_S)
 
 
 def _worker(text: str) -> tuple[str, float]:
