@@ -15,15 +15,13 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Collection, Mapping
-from contextlib import suppress
 
-from csi_driver import volume_records
 from csi_driver.kube import KubeApi
 from csi_driver.metrics import COUNTS
 from csi_driver.status import RequestError
+from csi_driver.volume_records import dataset_specs
 from datacache.api import open_catalog
 from datacache.catalog.holdings import FULL, LABEL_PREFIX, PART, Holding, holdings, snapshot_label
-from datacache.core.errors import DatacacheError
 from datacache.settings import Settings
 from datacache.store.clock import elapsed_s
 
@@ -91,7 +89,7 @@ class NodeLabels:
             return 0
         self._seen = None
         many = any(len(snapshots) > MOST_LABELS for snapshots in held.values())
-        claimed = self._claimed() if many else set()
+        claimed = {spec.ref.version for spec in dataset_specs(self._catalog)} if many else set()
         patched, failed = 0, None
         for node, have in self._api.node_labels(LABEL_PREFIX).items():
             want = wanted_labels(have, held.get(node, {}), claimed)
@@ -106,15 +104,6 @@ class NodeLabels:
             raise failed
         self._seen, self._listed_at = held, elapsed_s()
         return patched
-
-    def _claimed(self) -> set[str]:
-        """Return the snapshots that provisioned volumes are of."""
-        found = set()
-        for record in volume_records.records(self._catalog):
-            with suppress(RequestError, DatacacheError):  # of a newer version
-                if record.spec.dataset:
-                    found.add(record.spec.ref.version)
-        return found
 
     def _run(self) -> None:
         while not self._stopping.is_set():

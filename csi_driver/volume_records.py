@@ -13,20 +13,25 @@ from `check_room` until the volume's record says so.
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
+from functools import cache
 
 import grpc
 
 from csi_driver.status import RequestError, invalid
 from csi_driver.volumes import CAPACITY, VolumeSpec, of_volume, parse_context
 from datacache.catalog.base import Catalog
-from datacache.core.errors import CatalogUnavailableError
+from datacache.core.errors import CatalogError, CatalogUnavailableError, DatacacheError
+from datacache.core.ipc import parse_object
 from datacache.settings import parse_bytes
 
 KIND = "csi-volume"
 _PAGE = 500
+_log = logging.getLogger("csi_driver")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +63,7 @@ class VolumeRecord:
 def read(catalog: Catalog, id: str) -> VolumeRecord | None:
     """Return the volume, or None if it was not provisioned or is deleted."""
     text = catalog.document(KIND, id)
-    return None if text is None else _record(text)
+    return None if text is None else _record(id, text)
 
 
 def is_provisioned(catalog: Catalog, id: str, spec: VolumeSpec) -> bool:
@@ -89,7 +94,7 @@ def grow(catalog: Catalog, id: str, capacity_bytes: int) -> VolumeRecord | None:
         text = catalog.document(KIND, id)
         if text is None:
             return None
-        record = _record(text)
+        record = _record(id, text)
         if record.capacity_bytes >= capacity_bytes:
             return record
         grown = replace(record, capacity_bytes=capacity_bytes)
@@ -103,11 +108,28 @@ def remove(catalog: Catalog, id: str) -> None:
 
 
 def records(catalog: Catalog, *, after: str = "", limit: int = 0) -> Iterator[VolumeRecord]:
-    """Return the volumes by id, those after `after`, at most `limit` (None: all)."""
+    """Return the volumes by id, those after `after`, at most `limit` (0: all). One whose record is damaged is named in
+    the log, and left out."""
     left = limit or sys.maxsize
     while left and (page := catalog.documents(KIND, after=after, limit=min(left, _PAGE))):
-        yield from (_record(text) for _id, text in page)
-        after, left = page[-1][0], left - len(page)
+        after = page[-1][0]
+        for id, text in page:
+            try:
+                record = _record(id, text)
+            except CatalogError as exc:
+                _warn(str(exc))
+            else:
+                yield record
+                left -= 1
+
+
+def dataset_specs(catalog: Catalog) -> Iterator[VolumeSpec]:
+    """Return the specifications of the data sets' volumes, but for those that only a newer version understands."""
+    for record in records(catalog):
+        with suppress(RequestError, DatacacheError):
+            spec = record.spec
+            if spec.dataset and spec.ref:
+                yield spec
 
 
 def quota_of(catalog: Catalog, id: str, spec: VolumeSpec) -> int:
@@ -116,9 +138,28 @@ def quota_of(catalog: Catalog, id: str, spec: VolumeSpec) -> int:
     return spec.quota_bytes if record is None else record.capacity_bytes
 
 
-def _record(text: str) -> VolumeRecord:
-    values = json.loads(text)
-    return VolumeRecord(**{name: values[name] for name in VolumeRecord.__dataclass_fields__ if name in values})
+def _record(id: str, text: str) -> VolumeRecord:
+    cause: Exception | None = None
+    try:
+        found = parse_object(text)
+        values = {name: found[name] for name in VolumeRecord.__dataclass_fields__ if name in found}
+        texts = [values["id"], values["name"], values.get("storage_class", "")]
+        for name in ("context", "parameters"):
+            texts += values.get(name, {}).values()
+        if values["id"] == id and all(isinstance(each, str) for each in texts) and int(values["capacity_bytes"]) >= 0:
+            return VolumeRecord(**values)
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as exc:
+        cause = exc
+    raise CatalogError(
+        f"the catalog's record of the volume {id} is damaged",
+        hint="Delete its PVC and PV, and make them anew: data sets and buckets are not touched by that.",
+    ) from cause
+
+
+@cache
+def _warn(words: str) -> None:
+    """Log it, once in the life of this process."""
+    _log.warning("%s", words)
 
 
 NO_END = 2**63 - 1

@@ -114,7 +114,8 @@ def identity_of(resource: Mapping[str, Any]) -> ResourceIdentity:
 
 def dataset_of(resource: Mapping[str, Any]) -> str:
     """Return the name of the data set that a resource asks for, checked or not."""
-    return str((resource.get("spec") or {}).get("name") or resource["metadata"]["name"])
+    spec = resource.get("spec")
+    return str((spec.get("name") if isinstance(spec, Mapping) else None) or resource["metadata"]["name"])
 
 
 def wanted_of(resource: Mapping[str, Any]) -> WantedDataset:

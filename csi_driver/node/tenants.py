@@ -14,10 +14,10 @@ import time
 from collections.abc import Mapping
 from contextlib import closing
 
-from csi_driver import volume_records
 from csi_driver.node.mounts import SharedMounts
 from csi_driver.node.records import NodeVolume, Records, SharedMount
 from csi_driver.quotas import check_pin_size, check_staging
+from csi_driver.volume_records import dataset_specs
 from datacache.api import open_catalog, running_daemon
 from datacache.catalog.quotas import NodeUse, read_quotas, report_use
 from datacache.core.errors import CatalogUnavailableError, DatacacheError
@@ -73,9 +73,8 @@ class NodeTenants:
             return
         claims: dict[str, set[str]] = {}
         with closing(open_catalog(self._settings)) as catalog:
-            for record in volume_records.records(catalog):
-                spec = record.spec
-                if spec.dataset and spec.namespace and self._settings.mode_of(spec.ref.dataset) == "partition":
+            for spec in dataset_specs(catalog):
+                if spec.namespace and self._settings.mode_of(spec.ref.dataset) == "partition":
                     claims.setdefault(spec.ref.dataset, set()).add(spec.namespace)
         self._claims = claims
 

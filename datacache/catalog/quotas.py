@@ -107,14 +107,19 @@ def remove_quota(catalog: Catalog, namespace: str) -> None:
 
 
 def capacities(catalog: Catalog) -> dict[str, int]:
-    """Return what the bucket volumes of each namespace may hold together, by the volumes that were provisioned."""
+    """Return what the bucket volumes of each namespace may hold together, by the volumes that were provisioned.
+    Damaged records do not count; the log names them."""
     given: dict[str, int] = {}
-    for _, text in all_documents(catalog.documents, _VOLUME_KIND):
-        record = json.loads(text)
-        context = record.get("context", {})
-        if context.get("bucket") and context.get("namespace"):
-            namespace = context["namespace"]
-            given[namespace] = given.get(namespace, 0) + int(record.get("capacity_bytes", 0))
+    for id, text in all_documents(catalog.documents, _VOLUME_KIND):
+        try:
+            record = parse_object(text)
+            context, size_bytes = record["context"], int(record["capacity_bytes"])
+            namespace = str(context.get("namespace", "")) if context.get("bucket") else ""
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as exc:
+            _log.warning("the catalog's record of the volume %s is damaged and does not count: %r", id, exc)
+            continue
+        if namespace:
+            given[namespace] = given.get(namespace, 0) + size_bytes
     return given
 
 

@@ -86,7 +86,9 @@ def test_a_quota_that_cannot_be_understood_says_how_to_get_rid_of_it(catalog: Sq
     assert quota_of(catalog, "a").cache_bytes is None
 
 
-def test_capacities_are_those_of_bucket_volumes_by_namespace(catalog: SqliteCatalog) -> None:
+def test_capacities_are_those_of_bucket_volumes_by_namespace_and_damaged_records_are_named(
+    catalog: SqliteCatalog, caplog: pytest.LogCaptureFixture
+) -> None:
     def add(id: str, context: dict[str, str], size: int) -> None:
         text = json.dumps({"id": id, "name": id, "context": context, "capacity_bytes": size})
         assert catalog.set_document("csi-volume", id, text, old=None)
@@ -95,7 +97,13 @@ def test_capacities_are_those_of_bucket_volumes_by_namespace(catalog: SqliteCata
     add("2", {"bucket": "s3://y/", "namespace": "a"}, 6)
     add("3", {"dataset": "mask@1", "namespace": "a"}, 100)
     add("4", {"bucket": "s3://y/"}, 7)
+    bucket = '"context": {"bucket": "s3://x/", "namespace": "a"}'
+    odd = ["", "[]", "{}", '{"context": []}', f"{{{bucket}}}", f'{{{bucket}, "capacity_bytes": 1e999}}', "[" * 100_000]
+    for number, text in enumerate(odd):
+        assert catalog.set_document("csi-volume", f"odd-{number}", text, old=None)
     assert capacities(catalog) == {"a": 11}
+    named = [record.getMessage().partition(" is damaged")[0] for record in caplog.records]
+    assert named == [f"the catalog's record of the volume odd-{number}" for number in range(len(odd))]
 
 
 def test_nodes_that_say_nothing_any_more_do_not_count_and_are_forgotten(

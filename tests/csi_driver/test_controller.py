@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import grpc
@@ -14,6 +15,7 @@ from csi_driver.volume_records import VolumeRecord
 from csi_driver.volumes import parse_context
 from csi_driver.wire import csi_pb2 as csi
 from datacache import api
+from datacache.core.errors import CatalogError
 from datacache.settings import load_settings
 from tests.csi_driver.api_server import ApiServer
 from tests.csi_driver.conftest import StartDriver
@@ -188,3 +190,28 @@ def test_records_are_read_in_pages_of_any_size(any_catalog: str, monkeypatch: py
         assert found == ["v0", "v1", "v2", "v3", "v4"][: limit or None]
     assert [record.id for record in volume_records.records(catalog, after="v2")] == ["v3", "v4"]
     catalog.close()
+
+
+def test_a_damaged_record_is_named_once_and_hides_no_other(any_catalog: str, caplog: pytest.LogCaptureFixture) -> None:
+    volume_records._warn.cache_clear()
+    with closing(api.open_catalog(load_settings())) as catalog:
+        for id in ("v1", "v3", "v4"):
+            volume_records.add(catalog, VolumeRecord(id=id, name=id, context=BUCKET, capacity_bytes=1))
+        old = None
+        for text in (
+            "",
+            "{}",
+            '{"id": "other", "name": "v2", "context": {}, "capacity_bytes": 1}',
+            '{"id": "v2", "name": "v2", "context": {"bucket": 7}, "capacity_bytes": 1}',
+            '{"id": "v2", "name": "v2", "context": [], "capacity_bytes": 1}',
+            '{"id": "v2", "name": "v2", "context": {}, "capacity_bytes": "much"}',
+            "[" * 100_000,
+        ):
+            assert catalog.set_document(volume_records.KIND, "v2", text, old=old)
+            old = text
+            assert [record.id for record in volume_records.records(catalog)] == ["v1", "v3", "v4"]
+            assert [record.id for record in volume_records.records(catalog, limit=2)] == ["v1", "v3"]
+            assert [record.id for record in volume_records.records(catalog, after="v1", limit=1)] == ["v3"]
+            with pytest.raises(CatalogError, match="record of the volume v2 is damaged"):
+                volume_records.read(catalog, "v2")
+    assert caplog.text.count("record of the volume v2 is damaged") == 1

@@ -356,7 +356,7 @@ def test_sources_that_are_not_open_to_the_namespace_are_refused(store: Path, clu
         assert "secret" not in words
 
 
-def put_past_the_schema(cluster: ClusterApi, name: str, spec: dict[str, Any]) -> None:
+def put_past_the_schema(cluster: ClusterApi, name: str, spec: object) -> None:
     """Keep a DataSet that the schema refuses; a cluster may have an older one."""
     body = {"apiVersion": "datacache.io/v1alpha1", "kind": "DataSet", "spec": spec}
     cluster.put("datasets", body | {"metadata": {"namespace": "team-a", "name": name}})
@@ -401,6 +401,7 @@ def test_fields_that_cannot_be_are_refused_by_the_schema_and_by_the_controller_w
             cluster.apply("faces", mask(store) | wrong)
     for number, wrong in enumerate([*HOSTILE, *HOSTILE_BY_RULES]):
         put_past_the_schema(cluster, f"wrong-{number}", mask(store) | wrong)
+    put_past_the_schema(cluster, "no-mapping", "s3://bucket/")
     cluster.apply("good", mask(store))
     start().reconcile()
     for number, wrong in enumerate([*HOSTILE, *HOSTILE_BY_RULES]):

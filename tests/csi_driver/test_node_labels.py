@@ -199,6 +199,7 @@ def test_of_many_snapshots_of_a_node_those_of_volumes_are_labelled(
     catalog.set_document(
         volume_records.KIND, "odd", json.dumps({"id": "odd", "name": "", "context": {}, "capacity_bytes": 1}), old=None
     )
+    catalog.set_document(volume_records.KIND, "damaged", "{", old=None)
     labels.look()
     assert len(cluster.nodes["n1"]) == MOST_LABELS
     assert snapshot_label(small) in cluster.nodes["n1"]

@@ -180,6 +180,9 @@ def test_what_a_node_keeps_for_pods_of_others_is_charged_to_who_has_a_claim(
             context = {"dataset": f"{name}@{snapshot.id}", "namespace": namespace}
             id = f"{name}-{namespace}"
             volume_records.add(catalog, VolumeRecord(id=id, name=id, context=context, capacity_bytes=0))
+        newer = {"dataset": "mine@latest", "namespace": "c", "of a newer version": "x"}
+        volume_records.add(catalog, VolumeRecord(id="newer", name="newer", context=newer, capacity_bytes=0))
+        catalog.set_document(volume_records.KIND, "damaged", "{", old=None)
     node.tenants.read_claims()
     node.tenants.tell()
     found = {each["name"]: each["mounted"] for each in connect(settings).cache_status()["namespaces"]}
