@@ -1,9 +1,10 @@
 """Do the same work by processes of this machine and on engines: `dsctl convert --resize`, then `dsctl shard`.
 
-A Dask with a process for each worker, a Ray, and workers of the queue run on this machine. Each run has a home of its
-own, so annotations are read, images decoded and stored, and shards written each time. CPU seconds are those of the
-command and of the engine's processes. With `--kill` two workers are killed in each conversion on an engine (Dask gets
-two more before, Ray and the queue start others), and the result is compared as ever.
+A Dask with a process for each worker, a Ray, and workers of the queue run on this machine, each only while it is
+measured. Each run has a home of its own, so annotations are read, images decoded and stored, and shards written each
+time. CPU seconds are those of the command and of the engine's processes, with the daemon of their home. With `--kill`
+two workers are killed in each conversion on an engine (Dask gets two more before, Ray and the queue start others), and
+the result is compared as ever.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ import json
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 
@@ -25,6 +26,8 @@ from tests.servers import DaskCluster, QueueWorkers, RayCluster
 Cost = tuple[float, float]
 """Seconds, and those of the processors."""
 _KILL_AFTER_S = 3.0
+_LOOK_S = 0.5
+_RESTS, _REST_CPU_S = 3, 0.3
 
 
 class _Contestants:
@@ -38,12 +41,22 @@ class _Contestants:
     def here(self) -> list[Cost]:
         return self._run(["--processes", str(self._processes)], list, list)
 
-    def on(self, url: str, pids: Callable[[], list[int]], workers: Callable[[], list[int]]) -> list[Cost]:
-        return self._run(["--on", url], pids, workers)
+    def on_dask(self) -> list[Cost]:
+        home, workers = self._home(), self._processes + 2 * self._kill
+        with DaskCluster(self._work.folder(f"dask-{self._runs}"), workers=workers, one_home=True) as dask:
+            _settle(dask.all_pids)
+            return self._run(["--on", dask.url], dask.all_pids, lambda: dask.pids[1:], home)
+
+    def on_ray(self) -> list[Cost]:
+        home = self._home()
+        with RayCluster(self._work.folder(f"ray-{self._runs}"), cpus=self._processes) as ray:
+            _settle(ray.all_pids)
+            return self._run(["--on", ray.url], ray.all_pids, ray.workers, home)
 
     def on_queue(self) -> list[Cost]:
         home = self._home()
         with QueueWorkers(self._work.folder(f"queue-{self._runs}"), home.env, workers=self._processes) as queue:
+            _settle(queue.all_pids)
             return self._run(["--on", "queue"], queue.all_pids, queue.workers, home)
 
     def _home(self) -> Home:
@@ -67,9 +80,9 @@ class _Contestants:
         for command in (converted, sharded):
             if self._kill and command is converted:
                 threading.Timer(_KILL_AFTER_S, lambda: [os.kill(pid, signal.SIGKILL) for pid in workers()[:2]]).start()
-            before = sum(map(_cpu_s, pids()))
-            used = measured(command, env=home.env)
-            costs.append((used.seconds, used.cpu_s + sum(map(_cpu_s, pids())) - before))
+            with _Meter(pids) as meter:
+                used = measured(command, env=home.env)
+            costs.append((used.seconds, used.cpu_s + meter.cpu_s))
         made = json.loads((out / "shards.json").read_text())["shards"]
         self._made.add(json.dumps([shard["digest"] for shard in made]))  # ids of snapshots name where objects are
         if len(self._made) > 1:
@@ -78,33 +91,64 @@ class _Contestants:
         return costs
 
 
+class _Meter:
+    """CPU seconds of processes that come and go. What one takes after it was looked at last is missing."""
+
+    def __init__(self, pids: Callable[[], list[int]]) -> None:
+        self._pids, self._ended = pids, threading.Event()
+        self._first: dict[int, float] = {}
+        self._last: dict[int, float] = {}
+        self._thread = threading.Thread(target=self._watch)
+
+    @property
+    def cpu_s(self) -> float:
+        return sum(seconds - self._first[pid] for pid, seconds in self._last.items())
+
+    def __enter__(self) -> _Meter:
+        self._first = {pid: _cpu_s(pid) for pid in self._pids()}
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self._ended.set()
+        self._thread.join()
+        self._look()
+
+    def _watch(self) -> None:
+        while not self._ended.wait(_LOOK_S):
+            self._look()
+
+    def _look(self) -> None:
+        for pid in self._pids():
+            self._first.setdefault(pid, 0.0)
+            self._last[pid] = max(_cpu_s(pid), self._last.get(pid, 0.0))  # one that has just ended has none
+
+
 def _cpu_s(pid: int) -> float:
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return 0.0
-    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")  # with its children that have ended
+    return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+
+
+def _settle(pids: Callable[[], list[int]]) -> None:
+    """Wait until an engine that has just started rests."""
+    rests = 0
+    while rests < _RESTS:
+        with _Meter(pids) as meter:
+            time.sleep(1)
+        rests = rests + 1 if meter.cpu_s < _REST_CPU_S else 0
 
 
 def main() -> None:
     """Run it."""
-    with (
-        benchmark(__doc__, images=(20_000, 200), rounds=(3, 1), processes=(2, 2), kill=False) as (args, work),
-        ExitStack() as started,
-    ):
+    with benchmark(__doc__, images=(20_000, 200), rounds=(3, 1), processes=(2, 2), kill=False) as (args, work):
         images = work.folder("images")
         draw_faces(images, count=args.images, width=160, height=120)
-        dask = started.enter_context(DaskCluster(work.folder("dask"), workers=args.processes + 2 * args.kill))
-        ray = started.enter_context(RayCluster(work.folder("ray"), cpus=args.processes))
         ways = _Contestants(work, images, args.processes, args.kill)
         found = rounds_of(
-            {
-                "local": ways.here,
-                "dask": lambda: ways.on(dask.url, dask.all_pids, lambda: dask.pids[1:]),
-                "queue": ways.on_queue,
-                "ray": lambda: ways.on(ray.url, ray.all_pids, ray.workers),
-            },
-            args.rounds,
+            {"local": ways.here, "dask": ways.on_dask, "queue": ways.on_queue, "ray": ways.on_ray}, args.rounds
         )
         table = ResultTable(
             f"{args.images:,} images of 160x120, {args.processes} processes",

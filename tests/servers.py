@@ -141,7 +141,8 @@ class _Server:
 class DaskCluster(_Server):
     """A Dask scheduler and worker processes of one thread, each with a home of its own: `.url`, `.workers`."""
 
-    def __init__(self, folder: Path, *, workers: int = 4) -> None:
+    def __init__(self, folder: Path, *, workers: int = 4, one_home: bool = False) -> None:
+        """`one_home`: the workers share a home, and so a daemon, as those of one node do."""
         super().__init__(folder)
         self.url = f"dask://{LOOPBACK}:{(port := free_port())}"
         dask = program("dask", package="distributed")
@@ -153,7 +154,7 @@ class DaskCluster(_Server):
             self._spawn(
                 *(dask, "worker", f"tcp://{LOOPBACK}:{port}", *shared, *alone),
                 *("--local-directory", folder / f"worker-{number}"),
-                env=self._env(f"home-{number}"),
+                env=self._env("home" if one_home else f"home-{number}"),
             )
             for number in range(workers)
         ]
