@@ -20,7 +20,7 @@ from datacache.tiers.local import LocalBlocks
 from datacache.tiers.memory import memory_dir
 from datacache.tiers.recovery import open_tiers
 from datacache.tiers.tier import Block
-from datacache.tiers.writer import write_pins
+from datacache.tiers.writer import TierWriter, write_pins
 from tests.promises import promise
 
 MIB = 2**20
@@ -51,14 +51,23 @@ def disk_usage(folder: Path) -> int:
 
 def test_a_full_batch_and_what_is_no_block_wait_for_nothing(settings, monkeypatch):
     monkeypatch.setattr(writer_module, "_LINGER_S", 3600.0)
-    stored = threading.Semaphore(0)
+    stored, begun, wait_for_more = threading.Semaphore(0), threading.Event(), TierWriter._batch
+
+    def begin(writer, first):
+        begun.set()
+        return wait_for_more(writer, first)
+
+    def put_batch(*blocks):
+        begun.clear()
+        for block in blocks:
+            writer.put(block, lambda _: stored.release())
+            assert begun.wait(30)  # a batch of which the first is still in the queue is taken for full by one too few
+        assert all(stored.acquire(timeout=30) for _ in blocks)
+
+    monkeypatch.setattr(TierWriter, "_batch", begin)
     with open_tiers(settings) as writer:
-        for number in range(64):
-            writer.put(make_block(number), lambda _: stored.release())
-        assert all(stored.acquire(timeout=30) for _ in range(64))
-        for number in range(4):
-            writer.put(make_block(number, BLOCK_BYTES, object_bytes=2 * BLOCK_BYTES), lambda _: stored.release())
-        assert all(stored.acquire(timeout=30) for _ in range(4))
+        put_batch(*(make_block(number) for number in range(64)))
+        put_batch(*(make_block(number, BLOCK_BYTES, object_bytes=2 * BLOCK_BYTES) for number in range(4)))
         writer.put(make_block(100), lambda _: stored.release())
         assert writer.call(lambda: stored.acquire(timeout=0)).result(30)
         writer.put(make_block(101), lambda _: stored.release())
