@@ -109,6 +109,7 @@ def command(
 
 # --- types ----------------------------------------------------------------------------------------------------------
 
+_ENGINES = ("local", "dask://", "ray://", "queue", "queue://")
 FILE = click.Path(dir_okay=False, path_type=Path)
 FOLDER = click.Path(file_okay=False, path_type=Path)
 
@@ -175,6 +176,16 @@ class ImageSize(click.ParamType[tuple[int, int] | None]):
             ) from exc
 
 
+class EngineName(click.ParamType[str]):
+    """What does the work: see `datacache.executors.open`, which checks it."""
+
+    name = "engine"
+
+    def shell_complete(self, _context: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Return the ways to name one that begin so."""
+        return [CompletionItem(text) for text in _ENGINES if text.startswith(incomplete)]
+
+
 def _completions(incomplete: str, *, with_versions: bool) -> list[CompletionItem]:
     name, at, _version = incomplete.partition("@")
     try:
@@ -211,10 +222,15 @@ reading_options = options(
 )
 """See `api.ReadingOptions`."""
 on_option = click.option(
-    "--on", metavar="ENGINE", help="Have it done by dask://HOST:PORT, ray://HOST:PORT, queue or queue://JOB."
+    "--on",
+    type=EngineName(),
+    metavar="ENGINE",
+    help="Have it done by dask://HOST:PORT, ray://HOST:PORT, queue or queue://JOB.",
 )
 workers_options = options(
-    click.option("--processes", type=click.IntRange(1), help="How many (default: one a processor)."),
+    click.option(
+        "--processes", type=click.IntRange(1), help="So many processes of this machine (default: one a processor)."
+    ),
     on_option,
 )
 """How much works, and where; see `docs/SCALE.md`."""

@@ -100,7 +100,7 @@ class Inventory:
         if not store.startswith("s3://") or not key.endswith(".json"):
             raise UsageError(
                 f"{url} is no manifest of an S3 Inventory",
-                hint="Write s3://BUCKET/…/2026-01-31T01-00Z/manifest.json.",
+                hint="It is read where S3 has put it: write s3://BUCKET/…/2026-01-31T01-00Z/manifest.json.",
             )
         return store, key
 

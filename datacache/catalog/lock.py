@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import NamedTuple
 
-from datacache.catalog.refs import check_name, is_whole_id
+from datacache.catalog.refs import check_name, is_name, is_whole_id
 from datacache.core.errors import UsageError
 
 SUFFIX = ".lock"
@@ -48,12 +48,17 @@ class Lock(NamedTuple):
 
 
 def find_lock(text: str) -> Lock | None:
-    """Return what the file of that name locks; None where `text` is no name of a lock file that is there.
+    """Return what the file of that name locks; None where `text` is no name of a lock file that is there, but may be a
+    reference or a URL.
 
-    `UsageError` for a file named so that is none.
+    `UsageError` for a file named so that is none, or is not there.
     """
-    if not text.endswith(SUFFIX) or not (path := Path(text)).is_file():
+    if not text.endswith(SUFFIX):
         return None
+    if not (path := Path(text)).is_file():
+        if is_name(text) or "@" in text or "://" in text:
+            return None
+        raise UsageError(f"there is no lock file {text}", hint=f"Make one: dsctl lock NAME@TAG > {text}")
     try:
         with path.open("rb") as file:
             said = json.loads(file.read(_LIMIT_BYTES))

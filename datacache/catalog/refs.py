@@ -122,6 +122,8 @@ def _datasets_there(catalog: Catalog, ref: Ref) -> str:
     names = [d.name for d in catalog.datasets()]
     near = get_close_matches(ref.dataset, names, n=1)
     hint = f"Did you mean {near[0]}? " if near else ""
+    if ref.dataset.endswith(".lock"):
+        hint = "No lock file of that name is here, either. "
     shown = ", ".join(names[:_NAMED]) + (", …" if len(names) > _NAMED else "")
     if folder := next((n for n in names if ref.dataset.startswith(f"{n}/")), ""):
         inside = ref.dataset.removeprefix(f"{folder}/")

@@ -137,6 +137,10 @@ def run(
         plan.naming,
         plan.lineage or Lineage(plan.command, {"to": plan.to}, refs),
     )
+    sources: list[Source] = list(snapshot.manifest.root.sources)
+    files = NewFiles(sources, catalog.put_blobs, open_objects)
+    if plan.operations:
+        _ = files.objects  # that no place is set for new images is said now, and not after hours of reading
     inputs = Inputs(catalog, snapshots, plan.reading, plan.splits, plan.rename, processes=processes, progress=progress)
     if plan.marks is not None and inputs.unread:
         raise UsageError(
@@ -160,8 +164,6 @@ def run(
         lists_unannotated=plan.marks is None,
     )
     target = TARGETS[plan.to](about)
-    sources: list[Source] = list(snapshot.manifest.root.sources)
-    files = NewFiles(sources, catalog.put_blobs, open_objects)
     builder = ManifestBuilder(sources, catalog.put_blobs)
     losses = Losses(target.holds, about.skeletons)
     images: Iterable[Image] = _images(

@@ -55,7 +55,8 @@ def open_engine(on: str | Executor, settings: Settings) -> Engine:
     openers = {"dask": _dask, "ray": _ray}
     if scheme not in openers or not address:
         raise UsageError(
-            f"{on} is no engine", hint="Write local, dask://HOST:PORT, ray://HOST:PORT, queue or queue://JOB."
+            f"{on or repr(on)} is no engine",
+            hint="Write local, dask://HOST:PORT, ray://HOST:PORT, queue or queue://JOB.",
         )
     try:
         executor, width, close = openers[scheme](address)

@@ -31,7 +31,10 @@ TERMINATED = 128 + 15
 
 @click.group()
 def tasks() -> None:
-    """Queues of training tasks, for workers that come and go."""
+    """Queues of training tasks, and workers for commands with --on queue.
+
+    dsctl tasks work does what such commands ask for. All the others are for queues of training.
+    """
 
 
 @command(tasks)

@@ -347,8 +347,9 @@ def test_what_is_no_inventory_is_named(reports: Reports, tmp_path: Path) -> None
     with pytest.raises(ObjectNotFoundError):
         reports.create(f"s3://{reports.reports}/nothing/manifest.json")
     for url in ("/tmp/manifest.json", f"s3://{reports.reports}/", "https://host/manifest.json"):
-        with pytest.raises(UsageError, match="is no manifest of an S3 Inventory"):
+        with pytest.raises(UsageError, match="is no manifest of an S3 Inventory") as caught:
             Inventory.split(url)
+        assert "where S3 has put it: write s3://BUCKET/" in caught.value.hint
     url = reports.write([reports.rows()])
     with pytest.raises(UsageError, match="has no attributes"):
         api.create_snapshot("a", f"file://{tmp_path}", inventory=url, settings=reports.settings)

@@ -24,6 +24,7 @@ from datacache.core.errors import (
     CorruptManifestError,
     OtherKindError,
     SettingsError,
+    SnapshotNotFoundError,
     TagExistsError,
     UsageError,
 )
@@ -350,3 +351,15 @@ def test_a_dataset_may_be_named_like_a_lock_file(tmp_path: Path, settings: Setti
     api.create_snapshot("data.lock", str(tmp_path / "some"), settings=settings)
     assert api.find_lock("data.lock") is None
     assert contents("data.lock", settings) == {"a.txt": b"a"}
+
+
+def test_a_lock_file_that_is_not_there_is_named(tmp_path: Path, settings: Settings) -> None:
+    for name in ("./missing.lock", f"{tmp_path}/missing.lock", "../some of mine.lock"):
+        with pytest.raises(UsageError, match="there is no lock file") as caught:
+            api.open_snapshot(name, settings)
+        assert caught.value.hint == f"Make one: dsctl lock NAME@TAG > {name}"
+    for reference in ("mask@v1/poetry.lock", "s3://bucket/data.lock", "lab/data.lock"):
+        assert api.find_lock(reference) is None
+    with pytest.raises(SnapshotNotFoundError) as unknown:
+        api.open_snapshot("missing.lock", settings)
+    assert unknown.value.hint.startswith("No lock file of that name is here, either.")

@@ -194,6 +194,13 @@ printf '%s\\n' "${{COMPREPLY[@]}}"
     assert complete("dsctl snapshot show mask@")[:2] == ["latest", "v1"]  # bash keeps what is before the '@'
     assert complete("dsctl mount mask@v") == ["v1"]
     assert complete("dsctl snapshot show nothing@") == []
+    assert complete("dsctl stats mask --on ") == ["local", "dask://", "ray://", "queue", "queue://"]
+    assert complete("dsctl shard mask --on d") == ["dask://"]
+
+
+def test_help_says_what_processes_are_counted_and_who_works_for_engines(dsctl: Dsctl) -> None:
+    assert "So many processes of this machine" in " ".join(dsctl("shard", "--help").out.split())
+    assert "workers for commands with --on queue" in " ".join(dsctl("tasks", "--help").out.split())
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from datacache import api
+from datacache.conversion import pipeline
 from datacache.core import engine
 from datacache.core.errors import SettingsError, UsageError
 from datacache.executors.queue import trusted
@@ -171,10 +172,19 @@ def test_a_password_of_the_catalog_does_not_travel(settings: Settings, elsewhere
         elsewhere.submit(pickle.loads, travelled).result()
 
 
+def test_new_images_without_a_place_are_refused_before_annotations_are_read(
+    settings: Settings, faces: Path, make: Callable[[Path], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ref = make(faces)
+    monkeypatch.setattr(pipeline, "Inputs", lambda *_, **__: pytest.fail("annotations were read"))
+    with pytest.raises(SettingsError, match="it is not set where"):
+        api.convert(ref, to="yolo", name="none", resize="32x24", settings=replace(settings, objects=""))
+
+
 def test_an_engine_that_cannot_be_had_is_named(settings: Settings, faces: Path, make: Callable[[Path], str]) -> None:
     ref = make(faces)
-    for on in ("spark://host:1", "dask://", "nonsense"):
-        with pytest.raises(UsageError, match=f"{on} is no engine"):
+    for on in ("spark://host:1", "dask://", "nonsense", ""):
+        with pytest.raises(UsageError, match=f"{on or repr(on)} is no engine"):
             api.convert(ref, to="yolo", name="none", on=on, settings=settings)
     with pytest.raises(UsageError, match="has processes of its own"):
         api.convert(ref, to="yolo", name="none", on="dask://localhost:1", processes=3, settings=settings)
