@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import random
 import sys
 import time
 from base64 import b64decode, b64encode
@@ -20,17 +21,19 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from xxhash import xxh3_128_hexdigest
 
-from datacache.core.errors import DatacacheError, UsageError
+from datacache.core.errors import CatalogUnavailableError, DatacacheError, UsageError
 from datacache.core.joblog import JobLog
 
 _T_contra = TypeVar("_T_contra", contravariant=True)
 _R_co = TypeVar("_R_co", covariant=True)
+_T = TypeVar("_T")
 _AHEAD = 3
 """Parcels in flight for each process: enough that none waits while results travel."""
 _PARCEL_S = 1.0
@@ -41,6 +44,9 @@ _TRIES = 4
 _LOOK_S = 3.0
 """The engine is asked for its width this often while a result is waited for."""
 _KEPT_WORKERS = 4
+PATIENCE_S = 60.0
+"""A catalog may be away for so long."""
+_AWAY_S = 1.0
 _ID_DIGITS = 32
 _OF_BYTES = "biufcmMSU"
 """Kinds of arrays whose bytes are their values."""
@@ -250,7 +256,8 @@ _workers: OrderedDict[str, Any] = OrderedDict()
 
 def do_tasks(key: str, worker: bytes, tasks: Sequence[bytes], loads: Callable[[bytes], Any] = pickle.loads) -> bytes:
     """Do some tasks of the worker that `key` names, which begins with the client's version. Return their results, the
-    error that ended them, and how long they took in seconds, pickled. `loads` unpickles worker and tasks."""
+    error that ended them, and how long they took in seconds, pickled. `loads` unpickles worker and tasks. A catalog
+    that is away is waited for: no task is at fault."""
     started = time.perf_counter()
     results: list[bytes] = []
     error: Exception | None = None
@@ -260,11 +267,11 @@ def do_tasks(key: str, worker: bytes, tasks: Sequence[bytes], loads: Callable[[b
                 f"a process of the engine has datacache {_VERSION}, and this one {version}",
                 hint="Install the same version in both places.",
             )
-        known = _workers.pop(key, None) or loads(worker)
+        known = _workers.pop(key, None) or patiently(partial(loads, worker))
         _workers[key] = known
         while len(_workers) > _KEPT_WORKERS:
             _workers.popitem(last=False)
-        results.extend(pickled(known.work(loads(task))) for task in tasks)
+        results.extend(pickled(patiently(partial(known.work, loads(task)))) for task in tasks)
     except Exception as exc:  # noqa: BLE001 - told to the client, which raises it
         error = exc
     took_s = time.perf_counter() - started
@@ -275,6 +282,18 @@ def do_tasks(key: str, worker: bytes, tasks: Sequence[bytes], loads: Callable[[b
         return answer
     except Exception:  # noqa: BLE001 - an error that cannot be pickled, or only one way
         return pickled((results, DatacacheError(f"{type(error).__name__}: {error}"), took_s))
+
+
+def patiently(call: Callable[[], _T], is_over: Callable[[], bool] = lambda: False) -> _T:
+    """Repeat a call, which is idempotent, while the catalog is away: for a minute, and until `is_over()`."""
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            return call()
+        except CatalogUnavailableError:
+            if time.monotonic() > deadline or is_over():
+                raise
+        time.sleep(random.uniform(0.5, 1.5) * _AWAY_S)
 
 
 def _array(dtype: str, shape: tuple[int, ...] | None, data: bytes) -> Any:

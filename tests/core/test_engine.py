@@ -14,7 +14,7 @@ import pytest
 
 from datacache.core import engine as engines
 from datacache.core.engine import Engine
-from datacache.core.errors import DatacacheError, UsageError
+from datacache.core.errors import CatalogUnavailableError, DatacacheError, UsageError
 from datacache.core.parallel import ordered_map
 
 
@@ -40,6 +40,24 @@ class NoteUntil(Note):
         if number == 7 and not (self.folder.parent / "mended").exists():
             raise UsageError("seven")
         return super().work(number)
+
+
+class NoteLater(Note):
+    """Meets at first that the catalog is away: when it is unpickled, and at each number."""
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ |= state
+        self._meet("opened")
+
+    def work(self, number: int) -> int:
+        self._meet(str(number))
+        return super().work(number)
+
+    def _meet(self, what: str) -> None:
+        met = self.folder.with_name(f"met {what}")
+        if not met.exists():
+            met.touch()
+            raise CatalogUnavailableError("away")
 
 
 class Inline(ProcessPoolExecutor):
@@ -202,6 +220,17 @@ def test_two_clients_with_the_same_work_are_told_apart(tmp_path: Path, noted: Pa
         with open_engine(Inline(), tmp_path) as other, pytest.raises(DatacacheError, match="another process has"):
             list(ordered_map(Note(noted), range(9), processes=other))
         assert list(first) == [n * n for n in range(1, 9)]
+
+
+def test_a_catalog_that_is_away_is_waited_for_where_tasks_are_done(
+    tmp_path: Path, noted: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engines, "_AWAY_S", 0.001)
+    with open_engine(Inline(), tmp_path) as engine:
+        assert list(ordered_map(NoteLater(noted), range(9), processes=engine)) == [n * n for n in range(9)]
+    monkeypatch.setattr(engines, "PATIENCE_S", 0.0)
+    with pytest.raises(CatalogUnavailableError), open_engine(Inline(), tmp_path) as engine:
+        list(ordered_map(NoteLater(noted), range(9, 12), processes=engine))
 
 
 def test_a_process_with_another_version_does_nothing(

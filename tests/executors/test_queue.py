@@ -29,6 +29,7 @@ from datacache import api
 from datacache.catalog.base import Catalog
 from datacache.catalog.open import open_catalog_url, open_task_store
 from datacache.catalog.tasks.base import NewTask, TaskStore
+from datacache.core import engine as engines
 from datacache.core.engine import Engine, _array, do_tasks, pickled
 from datacache.core.errors import CatalogUnavailableError, DatacacheError, TasksError, UsageError
 from datacache.core.parallel import ordered_map
@@ -463,7 +464,7 @@ def test_parcels_of_a_client_that_is_gone_are_not_done_and_then_removed(
 def test_a_job_ends_also_where_the_database_is_away_at_that_moment(
     place: str, catalog: Catalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(records, "_AWAY_S", 0.01)
+    monkeypatch.setattr(engines, "_AWAY_S", 0.01)
     forget, away = records.forget_job, [CatalogUnavailableError("away"), CatalogUnavailableError("still away")]
 
     def forget_later(*arguments: Any) -> None:

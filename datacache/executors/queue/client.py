@@ -24,7 +24,7 @@ from xxhash import xxh3_64_intdigest
 from datacache.catalog.base import Catalog
 from datacache.catalog.tasks import base as tasks_base
 from datacache.catalog.tasks.base import NewTask, QueueRecord, TaskState, TaskStore
-from datacache.core.engine import pickled
+from datacache.core.engine import PATIENCE_S, patiently, pickled
 from datacache.core.errors import CatalogUnavailableError, DatacacheError, TasksError
 from datacache.executors.queue import records
 
@@ -67,7 +67,7 @@ class QueueExecutor(Executor):
 
     def width(self) -> int:
         """Return how many workers there are."""
-        return records.patiently(lambda: records.count_workers(self._catalog, self.name))
+        return patiently(lambda: records.count_workers(self._catalog, self.name))
 
     def submit(self, _do: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Send a parcel: the arguments of `core.engine.do_tasks`, which workers call whatever is given here. Raises
@@ -76,7 +76,7 @@ class QueueExecutor(Executor):
 
     def _send(self, key: str, worker: bytes, tasks: Sequence[bytes]) -> Future[bytes]:
         if key not in self._worker_keys:
-            records.patiently(lambda: records.put_bytes(self._catalog, f"{self.name}/code/{key}", worker))
+            patiently(lambda: records.put_bytes(self._catalog, f"{self.name}/code/{key}", worker))
             self._worker_keys.add(key)
         parcel = pickle.dumps((key, list(tasks)), pickle.HIGHEST_PROTOCOL)
         number = xxh3_64_intdigest(parcel) & _NUMBERS
@@ -86,8 +86,8 @@ class QueueExecutor(Executor):
                 raise self._error
             future = self._futures.setdefault(number, future)
         task = NewTask(0, number, next(self._places), f"{len(tasks)} tasks", 0, 1)
-        records.patiently(lambda: records.put_bytes(self._catalog, f"{self.name}/{number}/tasks", parcel))
-        records.patiently(lambda: self._store.add(self._queue, [task]))
+        patiently(lambda: records.put_bytes(self._catalog, f"{self.name}/{number}/tasks", parcel))
+        patiently(lambda: self._store.add(self._queue, [task]))
         self._wake.set()
         return future
 
@@ -104,7 +104,7 @@ class QueueExecutor(Executor):
         """End the job, which workers that do no other see; `done` says whether all of it was."""
         self.shutdown()
         try:
-            records.patiently(lambda: self._end(records.DONE if done else records.FAILED))
+            patiently(lambda: self._end(records.DONE if done else records.FAILED))
         except DatacacheError as exc:  # its lease ends by itself
             _log.warning("the end of the job %s could not be noted: %s", self.name, exc)
         self._store.close()
@@ -144,7 +144,7 @@ class QueueExecutor(Executor):
                     look_at = time.monotonic() + _LOOK_S
                 seen_at = time.monotonic()
             except CatalogUnavailableError as exc:
-                if time.monotonic() - seen_at > records.PATIENCE_S:
+                if time.monotonic() - seen_at > PATIENCE_S:
                     self._fail(exc)
             except Exception as exc:  # noqa: BLE001 - who waits for an answer is told
                 self._fail(exc)

@@ -11,18 +11,16 @@ the catalog share. The catalog is given without a cache of this node. Any thread
 from __future__ import annotations
 
 import json
-import random
 import re
 import secrets
 import time
 from base64 import b64decode, b64encode
-from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from datacache.catalog.base import Catalog
 from datacache.catalog.leases import all_documents, lasts
 from datacache.catalog.tasks.base import WORK, QueueRecord, TaskStore
-from datacache.core.errors import CatalogUnavailableError, DatacacheError, TasksError, UsageError
+from datacache.core.errors import DatacacheError, TasksError, UsageError
 from datacache.core.packed import pack, unpack
 
 JOBS, WORKERS, BYTES = "work-job", "work-worker", "work-bytes"
@@ -31,12 +29,9 @@ JOB_LEASE_S = 30.0
 WORKER_LEASE_S = 20.0
 KEPT_S = 3600.0
 """A job whose client has died is there for so long, to be taken up; one that has ended, to be seen by its workers."""
-PATIENCE_S = 60.0
-_AWAY_S = 1.0
 _TAKE_S = 0.5
 _PIECE = 4 * 2**20
 """Characters. A document of MongoDB has 16 MiB at most."""
-_T = TypeVar("_T")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
@@ -146,18 +141,6 @@ def count_workers(catalog: Catalog, job: str) -> int:
     now_s = catalog.now_s()
     found = (_worker(text) for _name, text in all_documents(catalog.documents, WORKERS))
     return sum(for_job in ("", job) and lasts(until_s, now_s, WORKER_LEASE_S) for for_job, until_s in found)
-
-
-def patiently(call: Callable[[], _T], is_over: Callable[[], bool] = lambda: False) -> _T:
-    """Repeat a call, which is idempotent, while the catalog is away: for a minute, and until `is_over()`."""
-    deadline = time.monotonic() + PATIENCE_S
-    while True:
-        try:
-            return call()
-        except CatalogUnavailableError:
-            if time.monotonic() > deadline or is_over():
-                raise
-        time.sleep(random.uniform(0.5, 1.5) * _AWAY_S)
 
 
 def put_bytes(catalog: Catalog, key: str, data: bytes) -> None:

@@ -24,7 +24,7 @@ from xxhash import xxh3_128_hexdigest
 
 from datacache.catalog.base import Catalog
 from datacache.catalog.tasks.base import Leased, QueueRecord, TaskStore
-from datacache.core.engine import do_tasks
+from datacache.core.engine import do_tasks, patiently
 from datacache.core.errors import CatalogUnavailableError, DatacacheError, LeaseLostError
 from datacache.executors.queue import records, trusted
 
@@ -215,7 +215,7 @@ class QueueWorker:
         return code
 
     def _patiently(self, call: Callable[[], _T]) -> _T:
-        return records.patiently(call, self.stop.is_set)
+        return patiently(call, self.stop.is_set)
 
     # --- the thread ---------------------------------------------------------------------------------------------
 
