@@ -159,6 +159,7 @@ def import_jsonl(
     skip_failed: bool = False,
     allow_local: Sequence[str | PathLike[str]] = (),
     allow_network: Sequence[str] = (),
+    on: str | Executor | None = None,
     settings: Settings | None = None,
     progress: Callable[[JsonlProgress], None] | None = None,
     on_failure: Callable[[Failure], None] | None = None,
@@ -171,9 +172,12 @@ def import_jsonl(
     Every line is tried, and `on_failure` is told of those that failed; then nothing is committed and
     `ImportFailedError` is raised, unless `skip_failed` leaves them out. An import that was killed goes on where it was
     when it is run again. Files of this machine are taken from the list's own folder and from those of `allow_local`,
-    addresses of this machine and of private networks only where `allow_network` or the setting names them. Also raises
-    `UsageError`, `TagExistsError` and the errors of the storage for copies.
+    addresses of this machine and of private networks only where `allow_network` or the setting names them. Objects are
+    fetched `on` an engine, as in `convert`: its processes go to private networks only where their own setting names
+    these, too, and `concurrency` is that of each. Also raises `UsageError`, `TagExistsError` and the errors of the
+    storage for copies.
     """
+    from datacache.executors.open import open_workers
     from datacache.imports.jsonl import JsonlOptions
     from datacache.imports.jsonl import import_jsonl as import_lines
     from datacache.imports.lines import LinesFile
@@ -190,8 +194,15 @@ def import_jsonl(
         allow_network=tuple(allow_network),
     )
     named = Naming(name=name, **naming)
-    with closing(open_catalog(settings)) as catalog, closing(LinesFile(file)) as lines:
-        return import_lines(catalog, settings, lines, named, options=options, progress=progress, on_failure=on_failure)
+    with (
+        closing(open_catalog(settings)) as catalog,
+        closing(LinesFile(file)) as lines,
+        open_workers(on, None, settings) as workers,
+    ):
+        engine = workers if isinstance(workers, Engine) else None
+        return import_lines(
+            catalog, settings, lines, named, options=options, engine=engine, progress=progress, on_failure=on_failure
+        )
 
 
 @shows(of_all_files)

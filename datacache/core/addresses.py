@@ -100,16 +100,18 @@ def parse_network_rules(value: str | Sequence[str]) -> tuple[str, ...]:
 
 
 class AddressRule:
-    """Public addresses, and what is named in `allowed` (as `parse_network_rule` takes it)."""
+    """Public addresses, and what is named in `allowed` (as `parse_network_rule` takes it); of these only what another
+    rule allows as well, which they are `within`."""
 
-    def __init__(self, allowed: Iterable[str] = ()) -> None:
+    def __init__(self, allowed: Iterable[str] = (), *, within: AddressRule | None = None) -> None:
         self._rules = tuple(parse_network_rule(text) for text in allowed)
+        self.within = within
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, AddressRule) and other._rules == self._rules
+        return isinstance(other, AddressRule) and (other._rules, other.within) == (self._rules, self.within)
 
     def __hash__(self) -> int:
-        return hash(self._rules)
+        return hash((self._rules, self.within))
 
     def allows_host(self, host: str, port: int) -> bool:
         """Tell whether a host is allowed by its own name, wherever that leads, or is an address that is."""
@@ -130,6 +132,8 @@ class AddressRule:
     def check_host(self, host: str, port: int) -> None:
         """Raise `ClosedAddressError` for a host of which any address is closed, as far as this machine knows: for
         requests through a proxy, which resolves names itself and goes to whichever address it likes."""
+        if self.within is not None:
+            self.within.check_host(host, port)
         if self.allows_host(host, port):
             return
         try:
@@ -150,10 +154,9 @@ class AddressRule:
     ) -> socket.socket:
         """Resolve a host once and connect to the first of its allowed addresses that answers. `ClosedAddressError`
         where none is allowed; `OSError` as `socket.create_connection`."""
-        named = self.allows_host(host, port)
         error: OSError | None = None
         for family, kind, protocol, _, address in socket.getaddrinfo(host.strip("[]"), port, 0, socket.SOCK_STREAM):
-            if not (named or self.allows_address(str(address[0]), port)):
+            if not self.allows_either(host, str(address[0]), port):
                 continue
             connection = socket.socket(family, kind, protocol)
             try:
@@ -171,6 +174,11 @@ class AddressRule:
         if error is None:
             raise ClosedAddressError(host)
         raise error
+
+    def allows_either(self, host: str, address: str, port: int) -> bool:
+        """Tell whether a host is allowed, or its address, by this rule and by the one around it."""
+        allowed = self.allows_host(host, port) or self.allows_address(address, port)
+        return allowed and (self.within is None or self.within.allows_either(host, address, port))
 
     def _allows(self, address: IPv4Address | IPv6Address, port: int) -> bool:
         mapped = getattr(address, "ipv4_mapped", None)

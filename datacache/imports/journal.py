@@ -12,7 +12,6 @@ Threads may add at the same time.
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from operator import attrgetter
 from pathlib import Path
@@ -83,10 +82,10 @@ class Journal(RecordFile):
             sorter.add(Done(raw, origin, Entry(raw, size, mtime_ns, etag, version, source, at), at_s))
         return sorter
 
-    def add(self, origin: str, entry: Entry) -> None:
-        """Note that a line is done."""
+    def add(self, origin: str, entry: Entry, at_s: int) -> None:
+        """Note that a line was done then, in seconds of the epoch."""
         path, key = entry.path.decode(), (entry.key or b"").decode("utf-8", "surrogateescape")
-        self.append([path, origin, *entry[1:5], entry.source, key, int(time.time())])
+        self.append([path, origin, *entry[1:5], entry.source, key, at_s])
 
 
 def origin_of(url: str) -> str:

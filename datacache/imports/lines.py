@@ -256,7 +256,7 @@ class Plan:
 
     def __init__(self, file: LinesFile, failures: Failures, places: Places) -> None:
         self._failures = failures
-        self.places = places
+        self.places, self.content = places, file.content
         self._sorter: Sorter[Line] = Sorter(attrgetter("path"), rows_in_memory=_LINES_IN_MEMORY)
         self._fields: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
         self.lines = 0
@@ -291,12 +291,15 @@ class Plan:
         if self.fields_bytes > MAX_OBJECT_BYTES or len(self.stores) > _MAX_STORES:
             raise UsageError("the file names too many stores, or has more than 1 GiB of fields", hint="Cut it in two.")
 
-    def by_path(self) -> Iterator[Line]:
-        """Yield the lines, each path once: what comes later in the file is a failure."""
+    def by_path(self, *, again: bool = False) -> Iterator[Line]:
+        """Yield the lines, each path once: what comes later in the file is a failure, which is told unless they are
+        gone through `again`."""
         self._fields.flush()
         last: Line | None = None
         for line in self._sorter.sorted():
             if last is not None and last.path == line.path:
+                if again:
+                    continue
                 reason = f"its path is that of line {last.number} already"
                 self._failures.add(Failure(line.number, line.shown, line.path.decode(), "duplicate", reason))
                 self.tried -= 1

@@ -4,7 +4,7 @@ Whoever runs an import has often not written its list, and the list is read with
 the list's own folder, or from folders that are named; no link leads out of them. Buckets, which are reached with
 credentials of the environment, and public web addresses are open. All other hosts have to be named.
 
-`Places` belongs to one thread, but for `rule`; each object has its own `Allowance`, in one thread. The functions
+`Places` belongs to one thread, but for `check_store`; each object has its own `Allowance`, in one thread. The functions
 on names are pure.
 """
 
@@ -67,8 +67,8 @@ class Places:
         # As wide as they are named, and no wider when a link among them is changed meanwhile.
         self._open = tuple(os.path.realpath(folder).rstrip("/") + "/" for folder in (base, *allow_local))
         self._folder = lru_cache(_FOLDERS)(os.path.realpath)
-        self.rule = AddressRule(allow_network)
-        """For web addresses."""
+        self.hosts = tuple(allow_network)
+        self.rule = AddressRule(self.hosts)
 
     def find(self, url: str) -> tuple[str, str, str]:
         """Return the store (`WEB` for a web address) and the key of a URL, without links in it where it is a file of
@@ -82,13 +82,20 @@ class Places:
             return store, self._local(key), key.rpartition("/")[2]
         if scheme in ("http", "https"):
             return WEB, "", ""
-        if scheme not in _BUCKETS:
-            if scheme not in _HOSTS:
-                raise UsageError(f"a list cannot name {scheme}:// URLs")
-            host, _, port = store.partition("://")[2].rpartition("@")[2].partition(":")
-            if not self.rule.allows_host(host, int(port) if port.isdecimal() else _HOSTS[scheme]):
-                raise ClosedPlaceError(f"a list may read from {host} only if it is named: --allow-network {host}")
+        self.check_store(store)
         return store, key, key.rpartition("/")[2]
+
+    def check_store(self, store: str) -> None:
+        """Raise unless a list may name this store, whatever of it: `UsageError` for a kind of stores that it cannot
+        name, `ClosedPlaceError` for a host that is not named. Any thread."""
+        scheme, _, authority = store.partition("://")
+        if scheme in _BUCKETS or store == "file://":
+            return
+        if scheme not in _HOSTS:
+            raise UsageError(f"a list cannot name {scheme}:// URLs")
+        host, _, port = authority.rpartition("@")[2].partition(":")
+        if not self.rule.allows_host(host, int(port) if port.isdecimal() else _HOSTS[scheme]):
+            raise ClosedPlaceError(f"a list may read from {host} only if it is named: --allow-network {host}")
 
     def _local(self, key: str) -> str:
         if not key or key.endswith("/"):

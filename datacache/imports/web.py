@@ -32,6 +32,8 @@ from datacache.store.answers import ENCODINGS, bounded_pools, checked_pools, pie
 from datacache.store.errors import from_connection, from_status
 from datacache.store.retry import Backoff, MetAddresses
 
+OWN_SETTING = ", and DATACACHE_ALLOW_NETWORK of the process that fetches"
+"""What an engine's process adds to a message that names `--allow-network`."""
 MAX_REDIRECTS = 5
 _REDIRECTS = (301, 302, 303, 307, 308)
 _UNKNOWN_BYTES = 4 << 20
@@ -179,9 +181,10 @@ class Web:
         # Where it redirects to may be a signed URL: the host alone is named.
         parts = urlsplit(url)
         where = "it redirects to" if url != shown and _host(url) != _host(shown) else "it is at"
+        also = "" if self._rule.within is None else OWN_SETTING
         return AddressRefusedError(
             f"{shown}: {where} {parts.hostname}, on this machine or in a private network; if the list may read from "
-            f"there: --allow-network {parts.hostname}",
+            f"there: --allow-network {parts.hostname}{also}",
             url=shown,
         )
 

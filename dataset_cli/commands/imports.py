@@ -57,6 +57,11 @@ import_options = options(
         help="With --from-jsonl: it may lead to this private host or network; several times.",
     ),
     click.option(
+        "--on",
+        metavar="ENGINE",
+        help="With --from-jsonl: have dask://HOST:PORT, ray://HOST:PORT, queue or queue://JOB fetch.",
+    ),
+    click.option(
         "--unpack-limit",
         "limits",
         multiple=True,
@@ -70,7 +75,7 @@ import_options = options(
     click.option("--quality", type=click.IntRange(1, 100), help="With --frames: of the JPEGs (default: 90)."),
 )
 """`import_snapshot` takes them."""
-_JSONL_ONLY = ("concurrency", "skip_failed", "max_object", "object_timeout", "allow_local", "allow_network")
+_JSONL_ONLY = ("concurrency", "skip_failed", "max_object", "object_timeout", "allow_local", "allow_network", "on")
 _EXPORT_ONLY = ("images", "limits")
 _FRAMES_ONLY = ("max_side", "quality")
 
@@ -118,7 +123,7 @@ def import_snapshot(
 def _from_jsonl(
     app: App, name: str, file: str, *, copy: bool, imports: dict[str, Any], options: dict[str, Any]
 ) -> Imported:
-    chosen: dict[str, Any] = {key: imports[key] for key in ("skip_failed", "allow_local", "allow_network")}
+    chosen: dict[str, Any] = {key: imports[key] for key in ("skip_failed", "allow_local", "allow_network", "on")}
     for option, keyword in (
         ("concurrency", "concurrency"),
         ("max_object", "max_object_bytes"),

@@ -137,6 +137,36 @@ def test_many_lines_at_a_time_leave_stderr_to_what_matters(
         assert "300 files" in made.out
 
 
+def test_workers_of_the_queue_fetch_what_lines_name(dsctl: Dsctl, bucket: Path, web: str, tmp_path: Path) -> None:
+    file = tmp_path / "list.jsonl"
+    file.write_text(
+        lines(
+            {"url": f"{web}/images/1.jpg", "label": "cat"},
+            {"url": "bucket/images/2.jpg"},
+            {"url": f"{web}/gone", "path": "gone"},
+        )
+    )
+    make = ("--from-jsonl", file, "--skip-failed", "--json")
+    here = dsctl("snapshot", "create", "here", *make)
+    worker = subprocess.Popen(
+        [sys.executable, "-m", "dataset_cli", "tasks", "work", "--job", "night", "--json"],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        there = dsctl("snapshot", "create", "there", *make, "--on", "queue://night")
+        assert there.code == 0, there.err
+        assert there.json["id"] == here.json["id"]
+        assert there.json["import"] == here.json["import"]
+        assert [failure["path"] for failure in there.json["import"]["failures"]] == ["gone"]
+        out, _ = worker.communicate(timeout=60)
+        assert json.loads(out.splitlines()[-1])["tasks"] == 1, out
+    finally:
+        worker.kill()
+        worker.communicate()
+
+
 def test_an_export_becomes_a_snapshot_with_the_images_of_another(dsctl: Dsctl, bucket: Path, tmp_path: Path) -> None:
     assert dsctl("snapshot", "create", "raw", "--from", bucket).code == 0
     with zipfile.ZipFile(tmp_path / "task.zip", "w") as archive:
@@ -190,6 +220,8 @@ def test_a_bad_export_fails_and_says_why(dsctl: Dsctl, tmp_path: Path) -> None:
         ["--from-export", "x", "--skip-failed"],
         ["--from-jsonl", "x", "--images", "raw"],
         ["--from", "x", "--report", "r"],
+        ["--from", "x", "--on", "queue"],
+        ["--from-jsonl", "x", "--on", "cloud"],
         ["--from-jsonl", "x", "--check-copies"],
         ["--from-jsonl", "x", "--inventory", "s3://reports/manifest.json"],
         ["--from", "x", "--inventory", "s3://reports/manifest.json"],

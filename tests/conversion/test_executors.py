@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import pickle
 import shutil
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from concurrent.futures import Executor, Future
 from dataclasses import replace
-from multiprocessing import resource_tracker
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,38 +15,16 @@ from datacache import api
 from datacache.conversion import pipeline
 from datacache.core import engine
 from datacache.core.errors import SettingsError, UsageError
-from datacache.executors.queue import trusted
 from datacache.settings import Settings
+from tests.executors.trusting import spawned_pool
 from tests.promises import promise
 
 
 @pytest.fixture
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: Settings) -> Iterator[Executor]:
     """Processes that have nothing of this one, and another home."""
-    monkeypatch.delenv("DATACACHE_HOME")
-    resource_tracker.ensure_running()  # for all tests, and so not ended with the home of this one
-    monkeypatch.setenv("DATACACHE_HOME", str(tmp_path / "elsewhere"))
-    with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
-        yield _Trusting(pool)
-
-
-class _Trusting(Executor):
-    """Hands calls on to processes that unpickle as workers of the queue do: whatever travels is listed there."""
-
-    def __init__(self, pool: Executor) -> None:
-        self._pool, self._max_workers = pool, 2
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        if fn is not engine.do_tasks:
-            return self._pool.submit(fn, *args, **kwargs)
-        return self._pool.submit(_do_trusted, *args)
-
-
-def _do_trusted(*args: Any) -> bytes:
-    answer = engine.do_tasks(*args, trusted.loads)
-    for result in trusted.loads(answer)[0]:
-        trusted.loads(result)
-    return answer
+    with spawned_pool(tmp_path / "elsewhere", monkeypatch) as pool:
+        yield pool
 
 
 @promise("A conversion gives the same snapshot wherever its tasks are done")

@@ -143,6 +143,43 @@ def test_an_address_of_this_machine_is_closed_even_if_it_looks_public(monkeypatc
     assert not AddressRule().allows_address(own, 80)
 
 
+@promise("Processes elsewhere go to private networks only where their own setting names these")
+def test_a_rule_within_another_opens_what_both_name_each_by_host_or_by_network(
+    servers: dict[str, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port = servers["127.0.0.1"].getsockname()[1]
+    known = {"store.example": "127.0.0.1", "public.example": "93.184.216.34"}
+
+    def resolve(host: str, asked: Any, *_rest: Any) -> list[Any]:
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (known.get(host, host), asked))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    by_host, by_network, other = ["store.example"], ["127.0.0.0/8"], ["10.0.0.0/8"]
+    for outer, inner, is_open in [
+        (by_host, by_host, True),
+        (by_host, by_network, True),
+        (by_network, by_host, True),
+        (by_network, [f"127.0.0.1:{port}"], True),
+        (by_network, other, False),
+        (other, by_network, False),
+        (by_host, [f"store.example:{port + 1}"], False),
+        (by_host, [], False),
+        ([], by_host, False),
+    ]:
+        rule = AddressRule(outer, within=AddressRule(inner))
+        if is_open:
+            rule.connect("store.example", port, 5.0).close()
+            rule.check_host("store.example", port)
+        else:
+            with pytest.raises(ClosedAddressError):
+                rule.connect("store.example", port, 5.0)
+            with pytest.raises(ClosedAddressError):
+                rule.check_host("store.example", port)
+        rule.check_host("public.example", port)
+        assert rule.allows_either("public.example", known["public.example"], port)
+    assert AddressRule(by_host, within=AddressRule(other)) != AddressRule(by_host)
+
+
 @promise("A list leads to no private address that is not allowed, nor does a redirect")
 def test_through_a_proxy_a_host_is_refused_for_any_closed_address(monkeypatch: pytest.MonkeyPatch) -> None:
     known = {"open.example": ["93.184.216.34"], "both.example": ["93.184.216.34", "169.254.169.254"]}

@@ -40,6 +40,7 @@ from datacache.executors.queue.processes import run_workers
 from datacache.executors.queue.worker import Ended, ParcelDone, QueueWorker, WorkPlan
 from datacache.settings import Settings
 from dataset_cli.demo.faces import draw_faces
+from tests.imports.conftest import Request, WebServer
 from tests.promises import promise
 from tests.servers import Mongod
 
@@ -792,6 +793,32 @@ def test_workers_and_clients_that_are_killed_all_the_time_give_the_same(
                 else:
                     working = run("tasks", "work", "--processes", "2")
     assert found == here
+
+
+@promise("An import of JSON lines gives the same snapshot, and names the same failures, wherever they are fetched")
+def test_a_worker_that_is_killed_as_it_fetches_costs_an_import_nothing(
+    shared: Settings, run: Processes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "LEASE_S", 3.0)
+    monkeypatch.setattr(client, "_LOOK_S", 0.3)
+    run.environment["DATACACHE_ALLOW_NETWORK"] = "127.0.0.0/8"
+    here = replace(shared, allow_network=("127.0.0.0/8",))
+    with contextlib.closing(WebServer()) as web:
+        urls = [web.add(f"/{n}.jpg", b"%d" % n) for n in range(600)]
+        file = tmp_path / "lines.jsonl"
+        file.write_text("".join(f'{{"url": "{url}", "label": "x"}}\n' for url in urls))
+        expected = api.import_jsonl("here", file, settings=here).record.id
+        doomed = run("tasks", "work")
+
+        def kill(request: Request) -> None:
+            if web.odd.pop("/300.jpg", None):
+                os.kill(doomed.pid, signal.SIGKILL)
+                run("tasks", "work")
+            request.close_connection = True
+
+        web.on("/300.jpg", kill)
+        assert api.import_jsonl("there", file, on="queue", settings=here).record.id == expected
+    assert doomed.wait(60) == -signal.SIGKILL
 
 
 def test_a_worker_of_one_job_that_is_stopped_has_not_done_its_part(run: Processes, catalog: Catalog) -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from datacache.core.errors import CacheError, ImportFailedError
+from datacache.imports.fetching import ordered
 from datacache.imports.journal import Done, Journal
-from datacache.imports.jsonl import ordered
 from datacache.manifest.model import Entry
 
 IDENTITY = {"dataset": "faces", "content": "x"}
@@ -25,7 +25,7 @@ ENTRIES = [
 def write(folder: Path) -> Path:
     journal = Journal(folder, IDENTITY)
     for entry in ENTRIES:
-        journal.add(f"from {entry.size_bytes}", entry)
+        journal.add(f"from {entry.size_bytes}", entry, int(time.time()))
     journal.close()
     [path] = folder.iterdir()
     return path
@@ -52,7 +52,7 @@ def test_of_two_records_of_a_path_the_newer_counts(tmp_path: Path) -> None:
     write(tmp_path)
     journal = Journal(tmp_path, IDENTITY)
     journal.done().close()
-    journal.add("again", ENTRIES[0]._replace(size_bytes=7))
+    journal.add("again", ENTRIES[0]._replace(size_bytes=7), int(time.time()))
     journal.close()
     assert (b"a", "again") in [(record.path, record.origin) for record in read(tmp_path)]
     assert len(read(tmp_path)) == 3
@@ -68,7 +68,7 @@ def test_wherever_it_is_torn_whole_records_stay_and_more_can_be_added(tmp_path: 
         assert len(read(tmp_path)) == kept, length
         journal = Journal(tmp_path, IDENTITY)
         journal.done().close()
-        journal.add("new", Entry(b"z", 1, 1))
+        journal.add("new", Entry(b"z", 1, 1), 1)
         journal.close()
         assert len(read(tmp_path)) == kept + 1, length
 
@@ -90,7 +90,7 @@ def test_another_process_is_kept_out_until_it_is_closed(tmp_path: Path) -> None:
     journal.remove()
     Journal(tmp_path, IDENTITY).close()  # another file now
     journal.close()
-    journal.add("late", ENTRIES[0])  # a thread that was left behind: nothing happens
+    journal.add("late", ENTRIES[0], 1)  # a thread that was left behind: nothing happens
     assert read(tmp_path) == []
 
 

@@ -24,7 +24,7 @@ from datacache.core.errors import (
     TagExistsError,
     UsageError,
 )
-from datacache.imports import jsonl
+from datacache.imports import fetching, jsonl
 from datacache.imports.failures import Failure
 from datacache.settings import Settings
 from tests.conformance.faults import Answer, Fault, FaultProxy
@@ -536,7 +536,7 @@ def test_a_copy_that_is_old_is_stored_anew_and_one_that_is_gone_fetched_again(
     rotten.write_bytes(b"x" * rotten.stat().st_size)
     for path in (rotten, kept):
         os.utime(path, (1e9, 1e9))
-    monkeypatch.setattr(jsonl, "REFRESH_AFTER_S", 0.0)  # whatever the journal has is old
+    monkeypatch.setattr(fetching, "REFRESH_AFTER_S", 0.0)  # whatever the journal has is old
     before = web.asked.copy()
     made = api.import_jsonl("faces", file, settings=settings, skip_failed=True)
     assert made.resumed == 1

@@ -37,6 +37,7 @@ _OURS = frozenset(
         "datacache.conversion.index._Reader",
         "datacache.conversion.operations.Operations",
         "datacache.core.concurrency.PerProcess",
+        "datacache.imports.fetching._elsewhere",
         "datacache.settings._elsewhere",
         "datacache.shards.place._elsewhere",
         "datacache.shards.writer.ShardWriter",
