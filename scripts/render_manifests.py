@@ -6,7 +6,8 @@
 The chart keeps to what Go's text/template has by itself, plus these, which are put in here: `fail`, `toJson`, `dict` of
 values, `lookup` of a Secret (which finds none without a cluster), and the one expression that makes the context of a
 node pool.
-It needs `go-template` (a wrapper around text/template) and PyYAML, both in the extra `test`.
+Values are checked by the chart's schema, as Helm does. It needs `go-template` (a wrapper around text/template), PyYAML
+and jsonschema, all in the extra `test`.
 """
 
 from __future__ import annotations
@@ -66,6 +67,16 @@ def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
         both = isinstance(value, dict) and isinstance(merged.get(name), dict)
         merged[name] = merge(merged[name], value) if both else copy.deepcopy(value)
     return merged
+
+
+def check(values: dict[str, Any]) -> None:
+    """Exit with the place and the reason where the chart's schema does not allow values."""
+    import jsonschema
+
+    schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
+    wrong = jsonschema.exceptions.best_match(jsonschema.Draft7Validator(schema).iter_errors(values))
+    if wrong is not None:
+        raise SystemExit(f"{'.'.join(map(str, wrong.absolute_path)) or 'values'}: {wrong.message}")
 
 
 def render(values: dict[str, Any], *, namespace: str = RELEASE) -> dict[str, list[dict[str, Any]]]:
@@ -208,6 +219,7 @@ def main() -> None:
     values = default_values()
     if arguments.values:
         values = merge(values, yaml.safe_load(arguments.values.read_text(encoding="utf-8")) or {})
+        check(values)
     for name, text in manifests(values).items():
         path = arguments.out / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -336,6 +336,25 @@ def test_the_manifests_in_the_repository_are_what_the_chart_gives() -> None:
     assert found == expected, "run: python scripts/render_manifests.py"
 
 
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"mongodb": {"enable": False}}, "mongodb: .*'enable' was unexpected"),
+        ({"mongodb": {"enabled": False}}, "catalog.secret: .* non-empty"),
+        ({"image": {"tag": 0.2}}, "image.tag: 0.2 is not of type 'string'"),
+    ],
+)
+def test_values_rendered_without_helm_are_checked_as_by_helm(
+    values: dict[str, Any], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = tmp_path / "my.yaml"
+    mine.write_text(yaml.safe_dump(values), encoding="utf-8")
+    monkeypatch.setattr(sys, "argv", ["render_manifests.py", "--values", str(mine), "--out", str(tmp_path / "out")])
+    with pytest.raises(SystemExit, match=words):
+        chart.main()
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize("values", VALUES)
 def test_kubernetes_schemas_accept_every_object(values: str) -> None:
     objects = rendered(values)
