@@ -37,6 +37,9 @@ _MOST_BRANCHES = 16
 _ENOUGH_BRANCHES = 4
 _AHEAD = 3
 """Ranges in flight, or waiting for an earlier one, for each process."""
+_MOST_BYTES = 128 * 2**20
+"""Of parts that wait for an earlier one, and those that are on their way, as far as can be told. Beyond that only the
+first range is listed. A range of keys of 100 bytes takes 2.6 MB, one of keys of 1,000 bytes 17 MB."""
 _PROCESSES = (4, 16)
 """At least and at most; more than there are cores, since they wait for the store as well."""
 _LAST_CHARACTER = 0x10FFFF
@@ -103,8 +106,12 @@ def _side_by_side(lister: _Lister, ranges: Iterable[KeyRange], processes: int) -
     tasks = [_Begun(each) for each in ranges]
     with working_processes(lister, processes) as submit:
         while tasks:
+            sizes = [task.part.size_bytes for task in tasks if task.part]
+            under_way = sum(task.future is not None and not task.part for task in tasks)
+            room = (_MOST_BYTES - sum(sizes)) // max([1, *sizes]) - under_way
             for task in tasks[:ahead]:
-                if task.future is None:
+                if task.future is None and (room > 0 or task is tasks[0]):
+                    room -= 1
                     # Cut further only while there are few, so that what waits for earlier ranges stays bounded.
                     task.future = submit(task.range._replace(split=len(tasks) < ahead))
             wait([task.future for task in tasks if task.future and not task.part], return_when=FIRST_COMPLETED)
@@ -195,10 +202,11 @@ def _differ_at(one: str, other: str) -> int:
 
 def _behind(key: str, at: int) -> str:
     """Return what comes behind all keys that begin as this one, the character at `at` included; '' for nothing, or
-    where that is a byte of no character."""
+    where that is a byte of no character. Nor behind U+D7FF: a server that sorts by UTF-16 has those above U+FFFF
+    there, and they would be in no range."""
     number = ord(key[at])
-    following = _SURROGATES.stop if number + 1 == _SURROGATES.start else number + 1
-    return key[:at] + chr(following) if number not in _SURROGATES and number < _LAST_CHARACTER else ""
+    there = number < _LAST_CHARACTER and number not in _SURROGATES and number + 1 not in _SURROGATES
+    return key[:at] + chr(number + 1) if there else ""
 
 
 def entry_of(info: ObjectInfo, skip: int) -> Entry:

@@ -53,6 +53,11 @@ class ManifestPart(NamedTuple):
     hidden: frozenset[bytes]
     above: list[bytes]
 
+    @property
+    def size_bytes(self) -> int:
+        """Return the memory that its ranges take."""
+        return sum(len(each.raw) + len(each.stored) for each in self.ranges)
+
 
 class ManifestBuilder:
     """Takes entries in strictly ascending byte order of their paths; `finish()` gives the snapshot's id and root.
@@ -225,7 +230,10 @@ def _unusable(path: bytes) -> CatalogError | UsageError:
         return UsageError("an object has the prefix itself as its name and no path below it")
     if len(path) > _MAX_PATH_BYTES:
         return UsageError(f"a path of {len(path):,} bytes is too long: {path[:80]!r}…")
-    return CatalogError(f"the listing gives {path.decode('utf-8', 'backslashreplace')!r} twice or out of order")
+    return CatalogError(
+        f"the listing gives {path.decode('utf-8', 'backslashreplace')!r} twice or out of order",
+        hint="Each key has to come once, in the order of UTF-8 bytes, as Amazon S3 lists them.",
+    )
 
 
 ROWS_IN_MEMORY = 100_000

@@ -6,13 +6,16 @@ import multiprocessing
 import os
 import random
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from itertools import pairwise
 from multiprocessing.connection import wait
 from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given
+from hypothesis import settings as settings_of_hypothesis
 from hypothesis import strategies as st
 
 from datacache.catalog import listing
@@ -264,6 +267,108 @@ def test_a_listing_that_comes_in_another_order_is_refused(store: ProbedMemory, s
     fill(store, KINDS["folders"])
     with pytest.raises(CatalogError, match="twice or out of order"):
         built(Reversed(store.url))
+
+
+@given(
+    st.sets(
+        st.text(st.sampled_from("ab/01\ud7ff\ue000\uff01\U0001f600\U0010ffff"), min_size=1, max_size=4), min_size=30
+    )
+)
+@settings_of_hypothesis(max_examples=60, deadline=None)
+def test_a_server_that_sorts_by_utf_16_hides_no_key(names: set[str]) -> None:
+    """Wherever its listing is cut, a key out of order is seen and refused, as by one lister."""
+    keys = sorted("p/" + name for name in names if "//" not in name)
+    with pytest.MonkeyPatch.context() as patch:
+        for module, name, value in (
+            (memory, "_order", lambda key: key.encode("utf-16-be")),
+            (memory, "_PAGE_KEYS", 2),
+            (memory, "_objects", {}),
+            (listing, "_FIRST_PAGES", 2),
+            (listing, "_RANGE_PAGES", 3),
+            (listing, "working_processes", InTurn),
+            (listing, "wait", InTurn.end_last),
+        ):
+            patch.setattr(module, name, value)
+        store = ProbedMemory("memory://utf-16")
+        fill(store, keys)
+        alone, several = (outcome(store, processes=processes) for processes in (1, 3))
+    assert several == alone
+    assert alone == len(keys) or keys != sorted(keys, key=lambda key: key.encode("utf-16-be"))
+
+
+def outcome(store: ObjectStore, *, processes: int) -> int | str:
+    """Return how many keys a listing has, or the class of its error."""
+    try:
+        return sum(each.rows for each in built(store, processes=processes)[1].ranges)  # type: ignore[attr-defined]
+    except CatalogError as exc:
+        return type(exc).__name__
+
+
+class InTurn:
+    """Stands for processes. Of the ranges that are being listed, the last ends first."""
+
+    under_way: ClassVar[list[tuple[Future[Any], Callable[[], Any]]]] = []
+
+    def __init__(self, lister: Any, _processes: int) -> None:
+        self._lister = lister
+
+    def __enter__(self) -> Callable[[Any], Future[Any]]:
+        self.under_way.clear()
+        return self.submit
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def submit(self, task: Any) -> Future[Any]:
+        """Begin to list a range."""
+        self.under_way.append((future := Future(), lambda: self._lister.work(task)))
+        return future
+
+    @classmethod
+    def end_last(cls, _futures: object, *, return_when: str) -> None:
+        """Wait for one."""
+        future, work = cls.under_way.pop()
+        try:
+            future.set_result(work())
+        except Exception as exc:  # noqa: BLE001 - for who asks for the result
+            future.set_exception(exc)
+
+
+def test_what_waits_for_a_slow_range_stays_bounded(
+    store: ProbedMemory, small_pages: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(store, KINDS["one flat folder"])
+    monkeypatch.setattr(listing, "_RANGE_PAGES", 2)
+    monkeypatch.setattr(listing, "working_processes", InTurn)
+    monkeypatch.setattr(listing, "wait", InTurn.end_last)
+
+    def most_held(limit_bytes: int) -> tuple[int, int]:
+        """Return how many bytes of parts were there at a time, at most, and how many rows in all."""
+        monkeypatch.setattr(listing, "_MOST_BYTES", limit_bytes)
+        held, most, rows = 0, 0, 0
+        work = listing._Lister.work
+
+        def count(lister: Any, task: Any) -> Any:
+            nonlocal held, most
+            found = work(lister, task)
+            held += found[0].size_bytes
+            most = max(most, held)
+            return found
+
+        with monkeypatch.context() as patch:
+            patch.setattr(listing._Lister, "work", count)
+            source = Source(store.url, "p/")
+            for each in listing.pages_and_parts(store, "p/", source, known=frozenset(), processes=3):
+                if isinstance(each, ManifestPart):
+                    held -= each.size_bytes
+                    rows += sum(sealed.info.rows for sealed in each.ranges)
+        return most, rows
+
+    unbounded, rows = most_held(2**40)
+    bounded, same_rows = most_held(unbounded // 3)
+    assert same_rows == rows
+    assert bounded <= unbounded // 3
+    assert built(store) == built(MemoryStore(store.url))
 
 
 def test_no_process_outlives_an_error_that_is_kept(store: ProbedMemory, small_pages: None) -> None:
