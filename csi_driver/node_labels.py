@@ -13,7 +13,6 @@ bytes.
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Collection, Mapping
 
 from csi_driver.kube import KubeApi
@@ -22,6 +21,7 @@ from csi_driver.status import RequestError
 from csi_driver.volume_records import dataset_specs
 from datacache.api import open_catalog
 from datacache.catalog.holdings import FULL, LABEL_PREFIX, PART, Holding, holdings, snapshot_label
+from datacache.core.concurrency import RepeatedCall
 from datacache.settings import Settings
 from datacache.store.clock import elapsed_s
 
@@ -65,20 +65,16 @@ class NodeLabels:
         self._seen: dict[str, dict[str, Holding]] | None = None
         """The words of the nodes when their labels were right; None where that is not known."""
         self._listed_at = float("-inf")
-        self._failed = False
-        self._stopping = threading.Event()
-        self._thread: threading.Thread | None = None
+        trouble = "nodes are not labelled with what they hold"
+        self._looks = RepeatedCall("node-labels", self.look, _LOOK_EVERY_S, trouble=trouble, log=_log)
 
     def start(self) -> None:
         """Start the thread."""
-        self._thread = threading.Thread(target=self._run, name="node-labels", daemon=True)
-        self._thread.start()
+        self._looks.start()
 
     def close(self) -> None:
         """End the thread, and close the catalog. A call of the API under way ends with the process."""
-        self._stopping.set()
-        if self._thread is not None:
-            self._thread.join(1.0)
+        self._looks.stop(1.0)
         self._catalog.close()
 
     def look(self) -> int:
@@ -100,20 +96,9 @@ class NodeLabels:
                 except RequestError as exc:
                     failed = exc
         COUNTS.labelled(patched)
+        if patched:
+            _log.info("labelled %d nodes with what they hold of snapshots", patched)
         if failed is not None:
             raise failed
         self._seen, self._listed_at = held, elapsed_s()
         return patched
-
-    def _run(self) -> None:
-        while not self._stopping.is_set():
-            try:
-                patched = self.look()
-                if patched:
-                    _log.info("labelled %d nodes with what they hold of snapshots", patched)
-                self._failed = False
-            except Exception as exc:  # noqa: BLE001  volumes are more important than labels
-                if not self._failed and not self._stopping.is_set():
-                    _log.warning("nodes are not labelled with what they hold: %s", exc)
-                self._failed = True
-            self._stopping.wait(_LOOK_EVERY_S)

@@ -15,7 +15,6 @@ import base64
 import contextlib
 import json
 import logging
-import os
 import re
 import socket
 import ssl
@@ -40,6 +39,7 @@ from datacache.catalog.access import check_namespace
 from datacache.catalog.refs import parse_ref, resolve
 from datacache.core.errors import DatacacheError
 from datacache.core.ipc import parse_object
+from datacache.core.reloaded import Reloaded
 from datacache.settings import Settings
 
 PATH = "/place"
@@ -165,7 +165,12 @@ class WebhookServer:
         handler = partial(_ReviewHandler, review, _Room(_MOST_BYTES_TOGETHER))
         self._server = listen(address, port, handler, _TlsServer)
         assert isinstance(self._server, _TlsServer)
-        self._server.certificate = _Certificate(tls)
+        files = [tls / "tls.crt", tls / "tls.key"]
+        self._server.tls = Reloaded(files, lambda: _tls_context(*files), named=f"the certificate in {tls}", log=_log)
+        try:
+            self._server.tls.get()
+        except (OSError, ValueError) as exc:
+            _log.warning("the webhook has no certificate yet, in %s: %s", tls, exc)
         self.port: int = self._server.server_address[1]
         self._thread = threading.Thread(target=self._server.serve_forever, name="webhook", daemon=True)
         self._thread.start()
@@ -177,40 +182,15 @@ class WebhookServer:
         self._server.server_close()
 
 
-class _Certificate:
-    """The server's certificate, as its files are now."""
-
-    def __init__(self, folder: Path) -> None:
-        self._files = folder / "tls.crt", folder / "tls.key"
-        self._lock = threading.Lock()  # guards all below
-        self._seen: list[tuple[int, int]] = []
-        self._context: ssl.SSLContext | None = None
-        self._failed = False
-        with contextlib.suppress(OSError):
-            self.context()
-
-    def context(self) -> ssl.SSLContext:
-        """Return what to speak TLS with: by the newest files, or those before if these cannot be used. `OSError` if
-        there have been none."""
-        with self._lock:
-            try:
-                seen = [(each.st_ino, each.st_mtime_ns) for each in map(os.stat, self._files)]
-                if self._context is None or seen != self._seen:
-                    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-                    context.minimum_version = ssl.TLSVersion.TLSv1_2
-                    context.load_cert_chain(*self._files, password="")  # nobody is asked for one
-                    self._context, self._seen, self._failed = context, seen, False
-            except (OSError, ValueError) as exc:
-                if not self._failed:
-                    _log.warning("the webhook's certificate %s cannot be used: %s", self._files[0], exc)
-                self._failed = True
-                if self._context is None:
-                    raise OSError(f"no certificate: {exc}") from exc
-            return self._context
+def _tls_context(certificate: Path, key: Path) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.load_cert_chain(certificate, key, password="")  # nobody is asked for one
+    return context
 
 
 class _TlsServer(HttpServer):
-    certificate: _Certificate
+    tls: Reloaded[ssl.SSLContext]
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -222,7 +202,7 @@ class _TlsServer(HttpServer):
             return
         try:
             request.settimeout(_CONNECTION_S)
-            context = self.certificate.context()
+            context = self.tls.get()
             secured = context.wrap_socket(request, server_side=True, do_handshake_on_connect=False)
             with secured, _bounded(secured):
                 secured.do_handshake()

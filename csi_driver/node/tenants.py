@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Mapping
 from contextlib import closing
 
@@ -20,6 +19,7 @@ from csi_driver.quotas import check_pin_size, check_staging
 from csi_driver.volume_records import dataset_specs
 from datacache.api import open_catalog, running_daemon
 from datacache.catalog.quotas import NodeUse, read_quotas, report_use
+from datacache.core.concurrency import RepeatedCall
 from datacache.core.errors import CatalogUnavailableError, DatacacheError
 from datacache.settings import Settings
 from datacache.store.clock import elapsed_s
@@ -44,21 +44,20 @@ class NodeTenants:
         """The namespaces with a claim anywhere to data sets of which each node keeps a part for all."""
         self._reported: NodeUse | None = None
         self._reported_at_s = 0.0
+        self._report_at_s = 0.0
         self._troubles: dict[str, str] = {}
         self._telling = threading.Lock()
         """Held while the daemon is told, so that of two messages the later one says what is true later."""
-        self._ending = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="tenants", daemon=True)
+        trouble = "what namespaces have of this node is not written down"
+        self._looks = RepeatedCall("tenants", self._look, EVERY_S, trouble=trouble, log=_log)
 
     def start(self) -> None:
         """Tell the daemon now, and then every `EVERY_S`."""
-        self._thread.start()
+        self._looks.start()
 
     def close(self) -> None:
         """End the thread."""
-        self._ending.set()
-        if self._thread.is_alive():
-            self._thread.join(_JOIN_S)
+        self._looks.stop(_JOIN_S)
 
     def read_quotas(self) -> None:
         """Take the quotas from the catalog. The catalog's errors; then those from before hold."""
@@ -154,29 +153,20 @@ class NodeTenants:
                 found[name] = found.get(name, 0) + staged // len(names)
         return found
 
-    def _run(self) -> None:
-        report_at_s = time.monotonic()
-        while True:
-            try:
-                reports = time.monotonic() >= report_at_s
-                try:
-                    self.read_quotas()
-                    if reports:
-                        self.read_claims()
-                except DatacacheError as exc:
-                    self._note(f"quotas are as they were: {exc}", about="quotas")
-                else:
-                    self._note("", about="quotas")
-                self.tell()
-                if reports:
-                    report_at_s = time.monotonic() + _REPORT_EVERY_S
-                    self.report()
-            except (DatacacheError, OSError) as exc:
-                _log.warning("what namespaces have of this node is not written down: %s", exc)
-            except Exception:  # noqa: BLE001 - the next look may find things mended
-                _log.exception("namespaces could not be looked after")
-            if self._ending.wait(EVERY_S):
-                return
+    def _look(self) -> None:
+        reports = elapsed_s() >= self._report_at_s
+        try:
+            self.read_quotas()
+            if reports:
+                self.read_claims()
+        except DatacacheError as exc:
+            self._note(f"quotas are as they were: {exc}", about="quotas")
+        else:
+            self._note("", about="quotas")
+        self.tell()
+        if reports:
+            self._report_at_s = elapsed_s() + _REPORT_EVERY_S
+            self.report()
 
     def _note(self, trouble: str, *, about: str = "daemon") -> None:
         """Log trouble once for as long as it stays the same."""

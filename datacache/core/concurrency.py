@@ -7,10 +7,13 @@ row of them (`map_in_threads`), or a handful again and again (`gather`).
 
 A bound on the bytes that are in flight at once; and the last values that took long to load, each loaded once: packs of
 the catalog, blocks that are read past the daemon. What is to survive `fork()` of these is made by `PerProcess`.
+
+Something that a thread does again and again (`RepeatedCall`).
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections import OrderedDict, deque
@@ -138,6 +141,52 @@ def map_in_threads(
             yield waiting.popleft().result()
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+class RepeatedCall:
+    """Does something again and again in a thread of its own, from `start` to `stop`. Trouble does not end it: it is
+    logged, once until a call has gone well again."""
+
+    def __init__(
+        self,
+        name: str,
+        call: Callable[[], object],
+        every_s: float,
+        *,
+        first_s: float = 0.0,
+        trouble: str,
+        log: logging.Logger,
+    ) -> None:
+        """`name` is the thread's, `first_s` the time until the first call. `trouble` begins the line in the log, and
+        says what does not happen meanwhile."""
+        self._call, self._every_s, self._first_s = call, every_s, first_s
+        self._trouble, self._log = trouble, log
+        self._failed = False
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self, timeout_s: float = 0.0) -> None:
+        """End the thread, and wait for it so long at most. A call that is under way ends by itself, or with the
+        process."""
+        self._stopping.set()
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        wait_s = self._first_s
+        while not self._stopping.wait(wait_s):
+            wait_s = self._every_s
+            try:
+                self._call()
+                self._failed = False
+            except Exception as exc:  # noqa: BLE001 - the next call may find things mended
+                if not self._failed and not self._stopping.is_set():
+                    self._log.warning("%s: %s", self._trouble, exc, exc_info=self._log.isEnabledFor(logging.DEBUG))
+                self._failed = True
 
 
 class ByteBudget:

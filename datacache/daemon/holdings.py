@@ -13,7 +13,6 @@ ones: those share most of their blocks with the one that was read.
 from __future__ import annotations
 
 import logging
-import threading
 from array import array
 from bisect import bisect_right
 from collections import Counter
@@ -25,6 +24,7 @@ from typing import NamedTuple
 from datacache.catalog.base import Catalog
 from datacache.catalog.holdings import MOST_HELD, Holding, write_holdings
 from datacache.catalog.leases import REPORT_LEASE_S
+from datacache.core.concurrency import RepeatedCall
 from datacache.core.errors import CatalogUnavailableError, DatacacheError
 from datacache.core.ids import BlockId, block_count, block_id, block_length, object_id
 from datacache.daemon.mount_leases import mounted
@@ -118,20 +118,18 @@ class Holdings:
         self._listed: set[str] = set()
         self._listed_at = self._written_at = float("-inf")
         self._written: dict[str, Holding] = {}
-        self._failed = False
-        self._stopping = threading.Event()
-        self._thread: threading.Thread | None = None
+        trouble = "the catalog is not told what this node holds"
+        self._looks = RepeatedCall(
+            "holdings", self.look, _LOOK_EVERY_S, first_s=_FIRST_LOOK_S, trouble=trouble, log=log
+        )
 
     def start(self) -> None:
         """Start the thread."""
-        self._thread = threading.Thread(target=self._run, name="holdings", daemon=True)
-        self._thread.start()
+        self._looks.start()
 
     def stop(self) -> None:
         """End the thread. What was written stays for a while: the blocks do, too, and another daemon comes."""
-        self._stopping.set()
-        if self._thread is not None:
-            self._thread.join(_STOP_TIMEOUT_S)
+        self._looks.stop(_STOP_TIMEOUT_S)
 
     def look(self) -> dict[str, Holding]:
         """Count, write if that is due, and return what is held, by the snapshots' ids. The catalog's errors."""
@@ -182,15 +180,3 @@ class Holdings:
             if abs(now - before) >= _CHANGED_BY or (now == 1) != (before == 1):
                 return True
         return False
-
-    def _run(self) -> None:
-        wait_s = _FIRST_LOOK_S
-        while not self._stopping.wait(wait_s):
-            wait_s = _LOOK_EVERY_S
-            try:
-                self.look()
-                self._failed = False
-            except Exception as exc:  # noqa: BLE001  the cache is more important than who knows of it
-                if not self._failed and not self._stopping.is_set():
-                    log.warning("the catalog is not told what this node holds: %s", exc)
-                self._failed = True

@@ -22,6 +22,7 @@ from typing import NamedTuple
 from datacache.catalog import leases
 from datacache.catalog.base import Catalog
 from datacache.core.boot import boot_id
+from datacache.core.concurrency import RepeatedCall
 from datacache.core.disk import replace_file
 from datacache.core.errors import DatacacheError
 from datacache.settings import Settings
@@ -49,18 +50,18 @@ class MountLeases:
         self._lock = threading.Lock()  # over reading what is mounted and writing it down
         self._written: list[Mounted] = []
         self._written_at = float("-inf")
-        self._failed = False
         self._note = self._home / "run" / "mount-lease"
         """Names the catalogs that may have a lease of this home."""
-        self._stopping = threading.Event()
+        trouble = "garbage collection is not told what is mounted here"
+        self._looks = RepeatedCall("mount-leases", self._look, _LOOK_EVERY_S, trouble=trouble, log=log)
 
     def start(self) -> None:
         """Start the thread that renews."""
-        threading.Thread(target=self._run, name="mount-leases", daemon=True).start()
+        self._looks.start()
 
     def stop(self) -> None:
         """End the thread; a request under way ends with the process."""
-        self._stopping.set()
+        self._looks.stop()
 
     def renew(self) -> int:
         """Write down the mounts of this moment; return their number. Raises the catalogs' errors after it asked all of
@@ -97,17 +98,9 @@ class MountLeases:
         else:
             self._note.unlink(missing_ok=True)
 
-    def _run(self) -> None:
-        while not self._stopping.is_set():
-            try:
-                if elapsed_s() - self._written_at >= leases.RENEW_EVERY_S or mounted(self._home) != self._written:
-                    self.renew()
-                self._failed = False
-            except (DatacacheError, OSError) as exc:
-                if not self._failed:
-                    log.warning("garbage collection is not told what is mounted here: %s", exc)
-                self._failed = True
-            self._stopping.wait(_LOOK_EVERY_S)
+    def _look(self) -> None:
+        if elapsed_s() - self._written_at >= leases.RENEW_EVERY_S or mounted(self._home) != self._written:
+            self.renew()
 
 
 def mounted(home: Path) -> list[Mounted]:

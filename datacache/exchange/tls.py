@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import socket
 import ssl
-import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from datacache.core.errors import DaemonError, SettingsError
+from datacache.core.reloaded import Reloaded
 from datacache.exchange.frames import MAGIC, FrameError, FrameSocket
 
 log = logging.getLogger(__name__)
@@ -35,10 +34,10 @@ class Certificates:
     def __init__(self, folder: Path) -> None:
         """`SettingsError` if they cannot be read, or do not fit together."""
         self._folder = folder
-        self._lock = threading.Lock()  # guards all below
+        files = [folder / name for name in _FILES]
+        self._contexts = Reloaded(files, self._load, named=f"the certificates in {folder}", log=log)
         try:
-            self._seen = self._stamps()
-            self._client, self._server = self._load()
+            self._contexts.get()
         except (OSError, ValueError) as exc:  # ssl.SSLError is an OSError
             raise SettingsError(
                 f"DATACACHE_CLUSTER_TLS {folder} cannot be used: {exc}",
@@ -52,7 +51,7 @@ class Certificates:
         plain.settimeout(frames.look_every_s)
         if server and _retried(frames, lambda: plain.recv(len(MAGIC), socket.MSG_PEEK)) == MAGIC:
             raise DaemonError("the node that was asked speaks TLS, and the one that asks does not", hint=_HINT)
-        context = self._contexts()[server]
+        context = self._contexts.get()[server]
         secured = context.wrap_socket(plain, server_side=server, do_handshake_on_connect=False)
         frames.connection = secured
         try:
@@ -68,25 +67,6 @@ class Certificates:
         if not binding:  # without it somebody with a certificate could pass an introduction on
             raise FrameError("this TLS library tells nothing that is of one connection alone")
         return binding
-
-    def _contexts(self) -> tuple[ssl.SSLContext, ssl.SSLContext]:
-        with self._lock:
-            with contextlib.suppress(OSError):
-                seen = self._stamps()
-                if seen != self._seen:
-                    self._seen = seen
-                    try:
-                        self._client, self._server = self._load()
-                        log.info("the certificates in %s were renewed", self._folder)
-                    except (OSError, ValueError) as exc:
-                        log.warning(
-                            "the certificates in %s cannot be used, and those before them are: %s", self._folder, exc
-                        )
-            return self._client, self._server
-
-    def _stamps(self) -> list[tuple[int, int]]:
-        found = [os.stat(self._folder / name) for name in _FILES]
-        return [(each.st_ino, each.st_mtime_ns) for each in found]
 
     def _load(self) -> tuple[ssl.SSLContext, ssl.SSLContext]:
         certificate, key, ca = (self._folder / name for name in _FILES)

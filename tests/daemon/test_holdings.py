@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -112,23 +113,18 @@ def test_a_catalog_that_cannot_be_reached_ends_nothing(
     settings: Settings, catalog: Catalog, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create_snapshot("mask", folder.as_uri())
-    ours = local_holdings(settings, catalog, "mask")
+    monkeypatch.setattr(module, "_FIRST_LOOK_S", 0.0)
+    monkeypatch.setattr(module, "_LOOK_EVERY_S", 0.0)
+    ours, failed = local_holdings(settings, catalog, "mask"), threading.Semaphore(0)
 
-    class Once:
-        def wait(self, _s: float) -> bool:
-            self.waits = getattr(self, "waits", 0) + 1
-            return self.waits > 3
-
-        def is_set(self) -> bool:
-            return False
-
-    def fail(*_: object) -> None:
+    def fail() -> None:
+        failed.release()
         raise OSError("no disk")
 
-    monkeypatch.setattr(ours, "_stopping", Once())
     monkeypatch.setattr(ours, "_count", fail)
-    ours._run()
-    assert ours._stopping.waits == 4  # type: ignore[attr-defined]
+    ours.start()
+    assert all(failed.acquire(timeout=30) for _ in range(3))
+    ours.stop()
 
 
 class TestSample:
