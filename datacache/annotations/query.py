@@ -453,6 +453,19 @@ def make_program(table: Table, query: Query) -> Program:
     return program
 
 
+class _WithoutLabels(_Checker):
+    """Knows of no label whether it is there."""
+
+    def _check_label(self, node: ast.Constant) -> None:
+        pass
+
+
+def check_condition(where: str) -> None:
+    """Check all of a condition but which labels there are. `UsageError` as in a query."""
+    if where.strip():
+        _WithoutLabels(Program(), where, ()).check()
+
+
 def _bounds(program: Program, number: str, query: Query) -> list[str]:
     bounds = []
     if query.min_objects is not None:

@@ -18,6 +18,7 @@ from datacache.api.options import (
     QueryOptions,
     ReadingOptions,
     ShardOptions,
+    check_merged,
     listed,
     make_query,
     make_reading,
@@ -430,8 +431,7 @@ def merge(
     naming = Naming(name=name, **take(given, NamingOptions))
     classes = _classes(given)
     reading = make_reading(take(given, ReadingOptions), classes)
-    if len(listed("refs", refs)) < 2:
-        raise UsageError("there is nothing to merge in fewer than two snapshots")
+    check_merged(refs)
     with ExitStack() as opened:
         catalog = opened.enter_context(closing(open_catalog(settings)))
         snapshots = [opened.enter_context(open_snapshot(ref, settings)) for ref in refs]

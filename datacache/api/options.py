@@ -129,8 +129,10 @@ def make_query(**wanted: Unpack[QueryOptions]) -> Query:
 
 
 def check_options(options: Mapping[str, Any]) -> None:
-    """Check what `convert`, `merge`, and `predict` on an engine check only when they begin; other keywords are left
-    alone. Raises `UsageError`. Reads nothing."""
+    """Check what the commands for an engine check only when they begin; other keywords are left alone. Raises
+    `UsageError`. Reads nothing."""
+    from datacache.annotations.query import check_condition
+    from datacache.catalog.refs import check_tag
     from datacache.conversion.operations import parse_operations
 
     given = dict(options)
@@ -138,9 +140,20 @@ def check_options(options: Mapping[str, Any]) -> None:
         from datacache.models.predicting.predict import PredictOptions, check_for_engine
 
         check_for_engine(given["model"], PredictOptions(devices=given["devices"] or ("",)))
+    for tag in given.get("tags") or ():
+        check_tag(tag)
+    check_condition(given.get("where") or "")
+    if "refs" in given:
+        check_merged(given["refs"])
     parse_operations(**take(given, ImageOptions))
     if "stratify" in given:
         make_splits(given["split"], given["seed"], given["stratify"])
+
+
+def check_merged(refs: Sequence[str]) -> None:
+    """Check that there is something to merge. `UsageError` otherwise."""
+    if len(listed("refs", refs)) < 2:
+        raise UsageError("there is nothing to merge in fewer than two snapshots")
 
 
 def listed(what: str, names: Sequence[str]) -> tuple[str, ...]:

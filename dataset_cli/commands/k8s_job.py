@@ -51,6 +51,16 @@ _MESSAGE = "/dev/termination-log"
 _DATABASE = "mongodb://datacache:$(MONGODB_PASSWORD)@datacache-mongodb.datacache.svc/datacache?authSource=admin"
 _WRONG_USAGE = 2
 
+_MOST_S = 2**31 - 1
+"""Kubernetes takes no longer times."""
+
+
+def _checked_time(_context: click.Context, option: click.Parameter, value: float | None) -> float | None:
+    if value is not None and not 1 <= value <= _MOST_S:
+        raise UsageError(f"{option.opts[0]}: Kubernetes takes 1 to {_MOST_S:,} seconds")
+    return value
+
+
 pod_options = options(
     click.option("--workers", type=click.IntRange(1, 10_000), required=True, help="So many pods work at once."),
     click.option("--run", callback=checked_name, help="Name of this run (default: made from the data set's, and new)."),
@@ -74,9 +84,17 @@ pod_options = options(
         help="With DATACACHE_CATALOG, AWS_…; several may be given (default: those of the chart).",
     ),
     click.option(
-        "--ttl", "ttl_s", type=Duration(), default="1d", show_default=True, help="Jobs that ended stay for so long."
+        "--ttl",
+        "ttl_s",
+        type=Duration(),
+        default="1d",
+        show_default=True,
+        callback=_checked_time,
+        help="Jobs that ended stay for so long.",
     ),
-    click.option("--deadline", "deadline_s", type=Duration(), help="End what is not done after so long."),
+    click.option(
+        "--deadline", "deadline_s", type=Duration(), callback=_checked_time, help="End what is not done after so long."
+    ),
 )
 """How the pods run; see `_RunOptions`."""
 

@@ -164,6 +164,9 @@ def test_credentials_are_of_the_charts_secrets_or_of_those_that_are_named(dsctl:
         (("--secret", "A_b"), "--secret"),
         (("--workers", "0"), "--workers"),
         (("--run", "Night"), "--run"),
+        (("--tag", "a\nb"), "tag"),
+        (("--ttl", "99999d"), "--ttl"),
+        (("--deadline", "0"), "--deadline"),
     ],
 )
 def test_what_would_fail_in_the_pod_is_refused_before_anything_is_printed(
@@ -186,6 +189,9 @@ def test_what_would_fail_in_the_pod_is_refused_before_anything_is_printed(
         ),
         (("stats", "masks", "--fix"), "--as"),
         (("query", "masks", "--tag", "v1"), "--as"),
+        (("query", "masks", "--where", "wdth > 1", "--as", "wide"), "did you mean 'width'"),
+        (("query", "masks", "--where", 'count("mask") > "a"', "--as", "wide"), "condition"),
+        (("merge", "masks", "--as", "both"), "fewer than two"),
     ],
 )
 def test_a_command_looks_at_its_arguments_before_anything_is_printed(
