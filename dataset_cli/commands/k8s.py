@@ -25,7 +25,7 @@ _POD_IMAGE = "busybox:1.37.0"
 
 @click.group()
 def k8s() -> None:
-    """Print PVCs and Jobs, set quotas, make DataSets, forget PVs."""
+    """Print PVCs and Jobs, set quotas, assign data sets, forget PVs."""
 
 
 k8s.add_command(quota)

@@ -154,6 +154,7 @@ def _printing(name: str, real: click.Command) -> click.Command:
         ref = [f"--output-ref={_MESSAGE}"] if writes_ref and values.get("name") else []
         _check(real, [*arguments, f"--on=queue://{pods.name}"], values, pods)
         may = ["--allow-models"] if name == "predict" else []
+        _tell_what_pods_lack(app, _refs(kept, values))
         objects = pods.objects(["dsctl", name, *arguments, f"--on=queue://{pods.name}", *ref], may)
         listed: dict[str, Any] = {"apiVersion": "v1", "kind": "List", "items": objects}
         app.out.result(listed, as_yaml(objects))
@@ -162,7 +163,7 @@ def _printing(name: str, real: click.Command) -> click.Command:
     return printed
 
 
-_HELP = """Print Jobs that do what `{command}` does, which has the same options, on many pods.
+_HELP = """Print Jobs that do what `{command}` does, with its options but for files of this machine, on many pods.
 
 Each time it is another run. The same --run with more --workers makes a run larger while it goes on."""
 
@@ -204,6 +205,17 @@ def _check(real: click.Command, words: list[str], values: Mapping[str, Any], pod
             real.invoke(context)
     except _CheckedError:
         pass
+
+
+def _tell_what_pods_lack(app: App, refs: Sequence[str]) -> None:
+    if not app.settings.catalog_is_shared:
+        app.out.warning(
+            f"pods have a catalog of their own, and not {app.settings.catalog}: it needs {' and '.join(refs)}"
+        )
+    for ref in refs:
+        origin = app.resolve(ref).origin
+        if origin.startswith("file:"):
+            app.out.warning(f"{ref} lies in {origin}, a folder that pods do not have")
 
 
 def _refs(parameters: Sequence[click.Parameter], values: Mapping[str, Any]) -> list[str]:

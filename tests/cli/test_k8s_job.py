@@ -108,6 +108,15 @@ def test_every_option_reaches_the_pod_as_the_commands_parser_reads_it(dsctl: Dsc
 
 
 @promise("Jobs of `dsctl k8s job` have checked arguments, and names that another run does not have")
+def test_what_pods_cannot_reach_is_told(dsctl: Dsctl, id: str, bucket: Path) -> None:
+    done = dsctl(*YOLO)
+    assert done.code == 0, done.err
+    catalog, folder = done.err.splitlines()
+    assert "catalog" in catalog
+    assert "it needs masks" in catalog
+    assert f"masks lies in {bucket.as_uri()}/" in folder
+
+
 def test_each_run_has_names_of_its_own_and_one_that_is_named_can_be_made_larger(dsctl: Dsctl, id: str) -> None:
     one, other = (printed(dsctl(*YOLO).out) for _ in range(2))
     names = [each["metadata"]["name"] for each in (*one, *other)]
