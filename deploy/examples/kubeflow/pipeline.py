@@ -4,6 +4,7 @@ result, the reference of a snapshot, is an input of the next. Needs `pip install
     python pipeline.py --name mask pipeline.yaml      # to upload; asks for `url` and `bucket` when it is run
 
 The catalog and the stores' credentials are in the Secret `datacache-client`, under the names of environment variables.
+A pod starts only where it has all of NAMES: take out what yours has not, as AWS_ENDPOINT_URL on Amazon.
 """
 
 import argparse
