@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import distributed
 import pytest
@@ -21,6 +22,7 @@ from datacache.settings import Settings
 from dataset_cli.demo.faces import draw_faces
 from tests.conftest import ROOT
 from tests.executors.gated import Gate, convert
+from tests.models.finder import Finder
 from tests.promises import promise
 from tests.servers import DaskCluster, RayCluster
 
@@ -113,6 +115,18 @@ def test_what_is_made_there_is_what_is_made_here(
         files.append({file.name: file.read_bytes() for file in folder.iterdir()})
     assert ids[0] == ids[1]
     assert files[0] == files[1]
+
+
+@pytest.mark.long  # Ray's processes take their time to import PyTorch
+@promise("A prediction gives the same snapshot wherever its batches are done")
+def test_a_model_finds_there_what_it_finds_here(settings: Settings, ref: str, cluster: Cluster) -> None:
+    def predicted(model: Any, name: str, **how: Any) -> str:
+        found = api.predict(ref, model, name=name, batch_size=250, settings=settings, **how)
+        assert found.report.objects == 2 * found.report.images
+        return found.record.id
+
+    there = predicted("tests.models.finder:Finder", "there", on=cluster.url)
+    assert there == predicted(Finder(), "here", decoders=0)
 
 
 def test_an_engine_that_does_not_answer_is_named(settings: Settings, ref: str) -> None:
