@@ -41,6 +41,10 @@ def matching(pattern: str, what: str) -> Callable[..., str | None]:
 checked_name = matching(
     "[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", "letters a to z, digits and '-', at most 63, none of '-' at the ends"
 )
+checked_secret = matching(
+    "[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?",
+    "letters a to z, digits, '-' and '.', at most 253, none of these at the ends",
+)
 checked_size = matching("[1-9][0-9]*(k|[MGTPE]|[KMGTPE]i)?", "a number with a unit of Kubernetes, such as 100Gi")
 
 

@@ -146,6 +146,8 @@ def assign(app: App, /, *, name: str, resource: str | None, to_none: bool) -> No
         if resource or to_none:
             api.assign(catalog, name, resource or "")
         found = api.assigned_to(catalog, name)
+        if resource and catalog.dataset(name) is None:
+            app.out.warning(f"there is no dataset {name!r} yet: {found} makes the first version")
     words = f"is made by the DataSet {found}" if found else "is made by no DataSet"
     app.out.result({"name": name, "resource": found or None}, f"{name} {words}")
 

@@ -27,6 +27,7 @@ from dataset_cli.manifests import (
     RESTRICTED_CONTAINER,
     as_yaml,
     checked_name,
+    checked_secret,
     checked_size,
     matching,
     name_of,
@@ -80,7 +81,7 @@ pod_options = options(
         "--secret",
         "secrets",
         multiple=True,
-        callback=lambda context, option, values: tuple(checked_name(context, option, value) for value in values),
+        callback=lambda context, option, values: tuple(checked_secret(context, option, value) for value in values),
         help="With DATACACHE_CATALOG, AWS_…; several may be given (default: those of the chart).",
     ),
     click.option(

@@ -128,7 +128,9 @@ def test_what_a_static_volume_was_can_be_forgotten(dsctl: Dsctl, snapshot: str) 
 
 def test_a_data_set_is_given_to_a_resource_and_taken_from_it(dsctl: Dsctl) -> None:
     assert dsctl("k8s", "assign", "mask", "--json").json == {"name": "mask", "resource": None}
-    assert dsctl("k8s", "assign", "mask", "team-a/faces").out == "mask is made by the DataSet team-a/faces\n"
+    given = dsctl("k8s", "assign", "mask", "team-a/faces")
+    assert given.out == "mask is made by the DataSet team-a/faces\n"
+    assert given.err == "warning: there is no dataset 'mask' yet: team-a/faces makes the first version\n"
     assert dsctl("k8s", "assign", "mask", "--json").json == {"name": "mask", "resource": "team-a/faces"}
     done = dsctl("k8s", "assign", "mask", "faces", "--json")
     assert (done.code, done.error["type"]) == (2, "UsageError")

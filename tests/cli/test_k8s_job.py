@@ -150,9 +150,9 @@ def test_credentials_are_of_the_charts_secrets_or_of_those_that_are_named(dsctl:
     same = {each["name"]: each for each in spec["containers"][0]["env"] if each["name"] != "DATACACHE_HOME"}
     assert same.items() <= variables.items()
     assert [each["secretRef"]["name"] for each in secrets] == ["datacache-stores"]
-    variables, secrets = sources("--secret", "catalog", "--secret", "stores")
+    variables, secrets = sources("--secret", "catalog", "--secret", "stores.lab")
     assert "DATACACHE_CATALOG" not in variables
-    assert secrets == [{"secretRef": {"name": "catalog"}}, {"secretRef": {"name": "stores"}}]
+    assert secrets == [{"secretRef": {"name": "catalog"}}, {"secretRef": {"name": "stores.lab"}}]
 
 
 @promise("Jobs of `dsctl k8s job` have checked arguments, and names that another run does not have")
