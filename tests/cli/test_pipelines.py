@@ -35,12 +35,20 @@ IMAGES = 40
 
 
 def put_in(value: Any, parameters: Mapping[str, str]) -> Any:
-    """Replace Argo's simple tags, in the JSON text as Argo does."""
+    """Replace Argo's tags, in the JSON text as Argo does: simple ones, and the expression that escapes dollars."""
 
     def found(tag: re.Match[str]) -> str:
-        return json.dumps(parameters[tag[1]])[1:-1]  # a KeyError: nothing has made it
+        expression = re.fullmatch(r"=sprig\.replace\('\$', '\$\$', ([\w.]+)\)", tag[1])
+        # A KeyError: nothing has made it.
+        text = parameters[expression[1]].replace("$", "$$") if expression else parameters[tag[1]]
+        return json.dumps(text)[1:-1]
 
     return json.loads(re.sub(r"\{\{([^{}]+)\}\}", found, json.dumps(value)))
+
+
+def in_pod(word: str, variables: Mapping[str, str]) -> str:
+    """Return an argument as a kubelet hands it to the container."""
+    return re.sub(r"\$\$|\$\((\w+)\)", lambda at: variables[at[1]] if at[1] else "$", word)
 
 
 def named(parameters: list[dict[str, str]]) -> dict[str, str]:
@@ -83,7 +91,8 @@ def test_the_commands_of_the_argo_example_run_in_order_on_blood_cells(
             mounted = dsctl("mount", attributes["dataset"], data)
             assert mounted.code == 0, mounted.err
         command = [
-            re.sub(r"/tmp/|/data\b", lambda at: str(place) + at[0].removeprefix("/tmp"), w) for w in words(container)
+            re.sub(r"/tmp/|/data\b", lambda at: str(place) + at[0].removeprefix("/tmp"), in_pod(word, {}))
+            for word in words(container)
         ]
         if command[0] == "dsctl":
             done = dsctl(*command[1:])
@@ -147,7 +156,7 @@ def test_argos_tasks_name_templates_parameters_and_outputs_that_there_are() -> N
         assert [each["name"] for each in task["arguments"]["parameters"]] == [
             each["name"] for each in template["inputs"]["parameters"]
         ]
-        used = set(re.findall(r"\{\{tasks\.(\w+)\.outputs\.parameters\.\w+\}\}", json.dumps(task)))
+        used = set(re.findall(r"\btasks\.(\w+)\.outputs\.parameters\.\w+", json.dumps(task)))
         assert used <= before, "a task uses what comes before it"
         assert set(filter(None, task.get("depends", "").split(" && "))) <= before
         before.add(task["name"])
@@ -178,6 +187,21 @@ def test_pods_of_the_argo_example_are_restricted_and_kubernetes_takes_them() -> 
         assert mounts.keys() == {each["name"] for each in volumes}
         if "data" in mounts:
             assert mounts["data"]["mountPropagation"] == "HostToContainer"
+
+
+def test_what_is_submitted_to_argo_names_no_variable_of_a_pod() -> None:
+    evil = "-$(AWS_SECRET_ACCESS_KEY)$$"
+    known = {f"workflow.parameters.{name}": evil for name in named(SPEC["arguments"]["parameters"])}
+    known |= {"workflow.name": "loop-1"}
+    seen = 0
+    for task in TASKS:
+        inputs = named(put_in(task["arguments"]["parameters"], known))
+        template = TEMPLATES[task["template"]]
+        container = put_in(template["container"], {f"inputs.parameters.{name}": text for name, text in inputs.items()})
+        seen += sum(evil in in_pod(word, {}) for word in words(container))  # a KeyError: a variable's value
+        for each in template["outputs"]["parameters"]:  # the reference of a snapshot, or what was submitted
+            known[f"tasks.{task['name']}.outputs.parameters.{each['name']}"] = evil if each["name"] == "url" else "a@b"
+    assert seen > len(TASKS)
 
 
 def component(step: str) -> dict[str, Any]:
