@@ -1,10 +1,10 @@
 """Do the same work by processes of this machine and on engines: `dsctl convert --resize`, then `dsctl shard`.
 
 A Dask with a process for each worker, a Ray, and workers of the queue run on this machine, each only while it is
-measured. Each run has a home of its own, so annotations are read, images decoded and stored, and shards written each
-time. CPU seconds are those of the command and of the engine's processes, with the daemon of their home. With `--kill`
-two workers are killed in each conversion on an engine (Dask gets two more before, Ray and the queue start others), and
-the result is compared as ever.
+measured. Each run has a home of its own, which the engine's processes share, so annotations are read, images decoded
+and stored, and shards written each time. CPU seconds are those of the command, the engine's processes and the daemon.
+With `--kill` two workers are killed in each conversion on an engine (Dask gets two more before, Ray and the queue start
+others), and the result is compared as ever.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ class _Contestants:
 
     def on_dask(self) -> list[Cost]:
         home, workers = self._home(), self._processes + 2 * self._kill
-        with DaskCluster(self._work.folder(f"dask-{self._runs}"), workers=workers, one_home=True) as dask:
+        with DaskCluster(self._work.folder(f"dask-{self._runs}"), workers=workers, home=home.path) as dask:
             _settle(dask.all_pids)
             return self._run(["--on", dask.url], dask.all_pids, lambda: dask.pids[1:], home)
 
     def on_ray(self) -> list[Cost]:
         home = self._home()
-        with RayCluster(self._work.folder(f"ray-{self._runs}"), cpus=self._processes) as ray:
+        with RayCluster(self._work.folder(f"ray-{self._runs}"), cpus=self._processes, home=home.path) as ray:
             _settle(ray.all_pids)
             return self._run(["--on", ray.url], ray.all_pids, ray.workers, home)
 
@@ -81,7 +81,7 @@ class _Contestants:
             if self._kill and command is converted:
                 threading.Timer(_KILL_AFTER_S, lambda: [os.kill(pid, signal.SIGKILL) for pid in workers()[:2]]).start()
             with _Meter(pids) as meter:
-                used = measured(command, env=home.env)
+                used = measured(command, env=home.env, beside=lambda: set(home.processes()) - set(pids()))
             costs.append((used.seconds, used.cpu_s + meter.cpu_s))
         made = json.loads((out / "shards.json").read_text())["shards"]
         self._made.add(json.dumps([shard["digest"] for shard in made]))  # ids of snapshots name where objects are
