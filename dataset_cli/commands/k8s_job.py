@@ -44,6 +44,8 @@ _USER = 10001
 _NAME_LENGTH = 40
 """Kubernetes adds what a Job is for and an index: 63 at most."""
 _TRIES = 4
+_WAIT = "30m"
+"""Workers wait for a client for so long: one that fails before it begins its job leaves no word in the catalog."""
 _CONFIG_BYTES = 900_000
 """Kubernetes takes 1 MiB."""
 _FILES = "/etc/datacache/files"
@@ -287,7 +289,15 @@ class _Pods:
     def objects(self, client: list[str], may: list[str]) -> list[dict[str, Any]]:
         """Return them, given the client's command, and options of the workers for what they may do."""
         processes = max(1, math.floor(_processors(self._run.cpu)))
-        worker = ["dsctl", "tasks", "work", f"--job={self.name}", f"--processes={processes}", *may]
+        worker = [
+            "dsctl",
+            "tasks",
+            "work",
+            f"--job={self.name}",
+            f"--processes={processes}",
+            f"--max-idle={_WAIT}",
+            *may,
+        ]
         objects = [self._job("client", client), self._job("workers", worker)]
         if self._files:
             kept = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": self._metadata("files"), "data": self._files}

@@ -194,12 +194,12 @@ def work(app: App, *, until_idle: bool, max_idle_s: float | None, **how: Any) ->
             app.out.line(printable(what))
 
     ended = api.work_on_queue(settings=app.settings, say=say, max_idle_s=0.0 if until_idle else max_idle_s, **how)
-    app.out.result(
-        ended._asdict(), f"{_ENDED[ended.ended]}: {count(ended.tasks, 'task')} in {count(ended.parcels, 'parcel')}"
-    )
+    alone = ended.ended == "idle" and bool(how["job"])
+    why = f"nobody has the job {how['job']}" if alone else _ENDED[ended.ended]
+    app.out.result(ended._asdict(), f"{why}: {count(ended.tasks, 'task')} in {count(ended.parcels, 'parcel')}")
     if ended.ended == "stopped" and how["job"]:
         return TERMINATED  # with 0 Kubernetes would take a pod that is evicted for one that has done its part
-    return int(ended.ended == "failed")
+    return int(alone or ended.ended == "failed")
 
 
 _ENDED = {

@@ -64,7 +64,7 @@ def test_a_client_and_an_indexed_job_of_workers_are_printed(dsctl: Dsctl, id: st
     ref = f"masks@{id}"
     wanted = ["convert", ref, "--to=yolo", "--as=masks-yolo", "--on=queue://night", "--output-ref=/dev/termination-log"]
     assert arguments(client) == wanted
-    assert arguments(workers) == ["tasks", "work", "--job=night", "--processes=4"]
+    assert arguments(workers) == ["tasks", "work", "--job=night", "--processes=4", "--max-idle=30m"]
     spec = workers["spec"]
     assert (spec["completionMode"], spec["completions"], spec["parallelism"]) == ("Indexed", 50, 50)
     assert (spec["backoffLimitPerIndex"], spec["maxFailedIndexes"], spec["ttlSecondsAfterFinished"]) == (4, 25, 7200)
@@ -222,7 +222,7 @@ def test_only_workers_of_predictions_load_models_and_their_weights_are_those_of_
     done = dsctl(*PREDICT, *how, "--weights", "masks@latest/train/best.pt")
     assert done.code == 0, done.err
     client, workers = printed(done.out)
-    assert arguments(workers) == ["tasks", "work", "--job=night", "--processes=1", "--allow-models"]
+    assert arguments(workers) == ["tasks", "work", "--job=night", "--processes=1", "--max-idle=30m", "--allow-models"]
     said = arguments(client)
     assert said[:2] == ["predict", f"masks@{id}"]
     assert {f"--weights=masks@{id}/train/best.pt", "--model=detect:load", "--device=cuda", "--split=train"} < set(said)

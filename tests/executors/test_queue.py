@@ -828,3 +828,4 @@ def test_a_worker_of_one_job_that_is_stopped_has_not_done_its_part(run: Processe
         time.sleep(0.05)
     stopped.terminate()
     assert stopped.wait(60) == 143  # SIGTERM's: Kubernetes has another pod do it
+    assert run("tasks", "work", "--job", "night", "--until-idle").wait(60) == 1  # no client came
