@@ -23,8 +23,8 @@ from benchmarks.usage import measured
 from dataset_cli.demo.faces import draw_faces
 from tests.servers import DaskCluster, QueueWorkers, RayCluster
 
-Cost = tuple[float, float]
-"""Seconds, and those of the processors."""
+Cost = tuple[float, float, float]
+"""Seconds, those of the processors, and those of the command's alone."""
 _KILL_AFTER_S = 3.0
 _LOOK_S = 0.5
 _RESTS, _REST_CPU_S = 3, 0.3
@@ -80,9 +80,12 @@ class _Contestants:
         for command in (converted, sharded):
             if self._kill and command is converted:
                 threading.Timer(_KILL_AFTER_S, lambda: [os.kill(pid, signal.SIGKILL) for pid in workers()[:2]]).start()
+            before = {pid: _cpu_s(pid) for pid in home.processes()}
             with _Meter(pids) as meter:
-                used = measured(command, env=home.env, beside=lambda: set(home.processes()) - set(pids()))
-            costs.append((used.seconds, used.cpu_s + meter.cpu_s))
+                used = measured(command, env=home.env)
+            daemons = set(home.processes()) - set(pids())
+            daemon_s = sum(_cpu_s(pid) - before.get(pid, 0.0) for pid in daemons)
+            costs.append((used.seconds, used.cpu_s + meter.cpu_s + daemon_s, used.cpu_s))
         made = json.loads((out / "shards.json").read_text())["shards"]
         self._made.add(json.dumps([shard["digest"] for shard in made]))  # ids of snapshots name where objects are
         if len(self._made) > 1:
@@ -152,20 +155,24 @@ def main() -> None:
         )
         table = ResultTable(
             f"{args.images:,} images of 160x120, {args.processes} processes",
-            *("where", "convert s", "times local", "CPU s", "shard s", "times local", "CPU s"),
+            *("where", "convert s", "times local", "CPU s", "command's"),
+            *("shard s", "times local", "CPU s", "command's"),
         )
         local = _medians(found["local"])
         for name, costs in found.items():
-            (convert_s, convert_cpu), (shard_s, shard_cpu) = _medians(costs)
-            table.row(
-                *(name, convert_s, ratio(convert_s, local[0][0]), convert_cpu),
-                *(shard_s, ratio(shard_s, local[1][0]), shard_cpu),
-            )
+            row: list[float | str | None] = []
+            for (seconds, cpu_s, command_s), (local_s, _, _) in zip(_medians(costs), local, strict=True):
+                row += [seconds, ratio(seconds, local_s), cpu_s, command_s]
+            table.row(name, *row)
         table.print()
 
 
 def _medians(runs: list[list[Cost]]) -> list[Cost]:
-    return [(median(run[n][0] for run in runs), median(run[n][1] for run in runs)) for n in range(2)]
+    """Return the cost of each command."""
+    commands = zip(*runs, strict=True)
+    return [
+        (median(s for s, _, _ in one), median(s for _, s, _ in one), median(s for _, _, s in one)) for one in commands
+    ]
 
 
 if __name__ == "__main__":
