@@ -285,13 +285,16 @@ def do_tasks(key: str, worker: bytes, tasks: Sequence[bytes], loads: Callable[[b
 
 
 def patiently(call: Callable[[], _T], is_over: Callable[[], bool] = lambda: False) -> _T:
-    """Repeat a call, which is idempotent, while the catalog is away: for a minute, and until `is_over()`."""
-    deadline = time.monotonic() + PATIENCE_S
+    """Repeat a call, which is idempotent, while the catalog is away: for a minute, and until `is_over()`. A process
+    that was stopped meanwhile has its minute from when it finds the catalog away."""
+    deadline: float | None = None
     while True:
         try:
             return call()
         except CatalogUnavailableError:
-            if time.monotonic() > deadline or is_over():
+            now = time.monotonic()
+            deadline = now + PATIENCE_S if deadline is None else deadline
+            if now >= deadline or is_over():
                 raise
         time.sleep(random.uniform(0.5, 1.5) * _AWAY_S)
 

@@ -462,6 +462,28 @@ def test_parcels_of_a_client_that_is_gone_are_not_done_and_then_removed(
     assert catalog.documents(records.JOBS) == []
 
 
+@pytest.mark.parametrize("place", ["sqlite"], indirect=True)
+def test_a_client_that_was_stopped_for_long_waits_when_it_then_finds_the_database_away(
+    executor: QueueExecutor, work: Callable[..., QueueWorker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(engines, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(engines, "_AWAY_S", 0.001)
+    settle, stopped = executor._settle, ["watching", "calling"]
+
+    def meet(what: str) -> None:
+        if what in stopped:
+            stopped.remove(what)
+            time.sleep(0.2)
+            raise CatalogUnavailableError("the connection was closed meanwhile")
+
+    monkeypatch.setattr(executor, "_settle", lambda: (meet("watching"), settle())[1])
+    assert engines.patiently(lambda: meet("calling")) is None
+    work()
+    assert send(executor, Square(), 5) == [25]
+    assert not stopped
+
+
 def test_a_job_ends_also_where_the_database_is_away_at_that_moment(
     place: str, catalog: Catalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -133,8 +133,8 @@ class QueueExecutor(Executor):
     # --- the thread ---------------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
-        pause_s, seen_at = _POLL_S, time.monotonic()
-        look_at = seen_at + _LOOK_S
+        pause_s, look_at = _POLL_S, time.monotonic() + _LOOK_S
+        away_since: float | None = None  # not since it answered: this process may have been stopped
         while not self._stopped:
             try:
                 if self._settle():
@@ -142,9 +142,11 @@ class QueueExecutor(Executor):
                 if time.monotonic() >= look_at:
                     self._look()
                     look_at = time.monotonic() + _LOOK_S
-                seen_at = time.monotonic()
+                away_since = None
             except CatalogUnavailableError as exc:
-                if time.monotonic() - seen_at > PATIENCE_S:
+                now = time.monotonic()
+                away_since = now if away_since is None else away_since
+                if now - away_since > PATIENCE_S:
                     self._fail(exc)
             except Exception as exc:  # noqa: BLE001 - who waits for an answer is told
                 self._fail(exc)
