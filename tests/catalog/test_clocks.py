@@ -21,6 +21,8 @@ from datacache import api
 from datacache.catalog import leases
 from datacache.catalog.sqlite import catalog as sqlite_catalog
 from datacache.catalog.sqlite.catalog import SqliteCatalog
+from datacache.catalog.tasks.base import NewTask
+from datacache.catalog.tasks.sqlite import SqliteTasks
 from datacache.manifest.model import BlobId, SnapshotRecord
 from datacache.settings import Settings, load_settings
 from tests.promises import promise
@@ -202,3 +204,22 @@ def test_each_boot_begins_with_the_time_of_day(tmp_path: Path, monkeypatch: pyte
         assert catalog.now_s() >= before_s + 86_400
         catalog.set_document(sqlite_catalog.CLOCK, "node", "{}", old=catalog.document(sqlite_catalog.CLOCK, "node"))
         assert catalog.now_s() >= before_s + 86_400  # and what nobody can read is written anew
+
+
+@promise("With SQLite, a clock that is set ahead ends nothing before the next boot")
+def test_a_step_of_the_nodes_clock_gives_no_task_to_a_second_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(SqliteTasks(SqliteCatalog(tmp_path / "catalog.db"))) as store:
+        made = store.create("queue", 1, "{}", b"")
+        store.make(made, "maker", lambda: [NewTask(0, 1, 1, "a task", 0, 2)])
+        queue = store.queue("queue")
+        assert queue is not None
+        lease = store.lease(queue, "one", "first", lease_s=60, max_lost=3)
+        assert lease is not None
+        node = time.time
+        monkeypatch.setattr(time, "time", lambda: node() + 86_400)
+        assert store.lease(queue, "another", "second", lease_s=60, max_lost=3) is None
+        store.report(lease, 1, lease_s=60)
+        monkeypatch.setattr(time, "time", lambda: node() - 86_400)
+        assert store.lease(queue, "another", "third", lease_s=60, max_lost=3) is not None, "its worker may be dead"

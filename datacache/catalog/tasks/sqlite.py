@@ -2,13 +2,13 @@
 
 Used through `catalog.open`. Each call is one transaction, so nothing is ever half done. Reports are on the disk when
 the call returns. Leases that were given or renewed need not be: a power cut ends the workers of this machine, and with
-them all leases. The clock is this machine's. Any thread and process may call."""
+them all leases. The clock is the catalog's, which follows no step ahead of this machine's. Any thread and process may
+call."""
 
 from __future__ import annotations
 
 import json
 import sqlite3
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -33,6 +33,7 @@ from datacache.catalog.tasks.base import (
     lease_lost,
     with_error,
 )
+from datacache.store.clock import elapsed_s
 
 _QUEUE = "SELECT name, generation, parameters, epoch, made FROM task_queues"
 _STATE = """SELECT epoch, number, name, start, records, position, state, token, owner, since_s, until_s, failures, lost,
@@ -170,7 +171,7 @@ class SqliteTasks(TaskStore):
         position: int | None = None,
         not_owner: str = "",
     ) -> Leased | None:
-        fits = position, not_owner, not_owner
+        fits, clock = (position, not_owner, not_owner), self._clock()
         with self._catalog.writing(durable=False) as connection:
             current = _queue(connection, queue.name)
             if current is None or current.generation != queue.generation:
@@ -178,7 +179,7 @@ class SqliteTasks(TaskStore):
             row = connection.execute(_CLAIMED, (queue.generation, claim)).fetchone()
             if row is not None:  # given by the call whose answer was lost
                 return _leased(queue.generation, _state(row), claim)
-            now_s = time.time()
+            now_s = clock()
             task = _take_over(connection, queue.generation, now_s, lease_s, max_lost, fits=fits)
             if task is None:
                 query, values = _TODO, [queue.generation, *fits]
@@ -200,17 +201,19 @@ class SqliteTasks(TaskStore):
             return lease
 
     def open(self, queue: QueueRecord) -> Open:
+        clock = self._clock()
         with self._catalog.reading() as connection:
             tasks, until_s = connection.execute(
                 """SELECT count(*), min(CASE state WHEN ?2 THEN until_s ELSE 0 END)
                 FROM tasks INDEXED BY tasks_by_state WHERE generation = ?1 AND state IN (?2, ?3)""",
                 (queue.generation, DOING, TODO),
             ).fetchone()
-        return Open(tasks, max(0.0, (until_s or 0) - time.time()))
+        return Open(tasks, max(0.0, (until_s or 0) - clock()))
 
     def _change_held(
         self, lease: Leased, change: Callable[[TaskState], Changes | None], *, lease_s: float = 0.0, durable: bool
     ) -> None:
+        clock = self._clock()
         with self._catalog.writing(durable=durable) as connection:
             row = connection.execute(f"{_STATE} WHERE {_ONE}", _key(lease)).fetchone()
             task = None if row is None else _state(row)
@@ -223,7 +226,7 @@ class SqliteTasks(TaskStore):
             if "errors" in changes:
                 changes["errors"] = json.dumps(changes["errors"])
             if lease_s:
-                changes["until_s"] = time.time() + lease_s
+                changes["until_s"] = clock() + lease_s
             columns = "".join(f", {name} = ?" for name in changes)
             _update(connection, lease, f"place = place + ?{columns}", (behind, *changes.values()))
 
@@ -270,8 +273,13 @@ class SqliteTasks(TaskStore):
     def _read(self, query: str, *values: object) -> list[TaskState]:
         with self._catalog.reading() as connection:
             rows = connection.execute(query, values).fetchall()
-        now_s = time.time()
+        now_s = self._catalog.now_s()
         return [_state(row, now_s) for row in rows]
+
+    def _clock(self) -> Callable[[], float]:
+        """Return the catalog's clock for a transaction, in which the catalog cannot be asked."""
+        ahead_s = self._catalog.now_s() - elapsed_s()
+        return lambda: ahead_s + elapsed_s()
 
 
 def _take_over(
