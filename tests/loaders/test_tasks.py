@@ -124,6 +124,14 @@ def mongo(mongod: Mongod) -> Iterator[MongoTasks]:
     store.close()
 
 
+def test_a_maker_that_died_before_the_clock_was_set_back_is_followed(mongo: MongoTasks) -> None:
+    queue = mongo.create("queue", 1, "{}", b"")
+    assert mongo._extend(queue, "dead")
+    assert not mongo.make(queue, "too early", list)
+    mongo._queues.update_one({"_id": "queue"}, [{"$set": {"maker_until": {"$add": ["$maker_until", 7_200_000]}}}])
+    assert mongo.make(queue, "another", list)
+
+
 def test_an_epoch_whose_maker_was_killed_is_made_by_the_next(
     mongo: MongoTasks, monkeypatch: pytest.MonkeyPatch
 ) -> None:

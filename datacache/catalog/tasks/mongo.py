@@ -186,8 +186,10 @@ class MongoTasks(TaskStore):
 
     def _extend(self, queue: QueueRecord, claim: str) -> bool:
         """Become, or stay, the maker for the next seconds. Return False where another one is."""
-        free = {"$or": [{"maker": claim}, {"$expr": {"$lte": ["$maker_until", "$$NOW"]}}]}
-        until = {"$add": ["$$NOW", round(_MAKER_S * 1000)]}
+        # As of leases: one that ends too late was given before the clock was set back.
+        ended = [{"$lte": ["$maker_until", "$$NOW"]}, {"$gt": ["$maker_until", _later(_MAKER_S + CLOCK_SLACK_S)]}]
+        free = {"$or": [{"maker": claim}, *({"$expr": each} for each in ended)]}
+        until = _later(_MAKER_S)
         found = self._queues.find_one_and_update(
             _at(queue) | {"made": False} | free,
             [{"$set": {"maker": claim, "maker_until": until}}],
