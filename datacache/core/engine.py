@@ -20,7 +20,7 @@ from base64 import b64decode, b64encode
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -72,17 +72,41 @@ class Engine:
         self,
         executor: Executor,
         *,
+        named: str = "the engine",
         width: Callable[[], int],
         folder: Path,
         close: Callable[[bool], None] = lambda _done: None,
         loads: Callable[[bytes], Any] = pickle.loads,
     ) -> None:
-        """`width` says how many processes there are now, and may warn where there are none. Results are kept in
-        `folder`. `close` lets go of what belongs to the executor, and is told whether all was done. `loads` unpickles
-        answers."""
-        self.executor, self.width, self.loads = executor, width, loads
+        """`named` is for errors. `width` says how many processes there are now, and may warn where there are none.
+        Results are kept in `folder`. `close` lets go of what belongs to the executor, and is told whether all was done.
+        `loads` unpickles answers."""
+        self.executor, self.loads = executor, loads
+        self._named, self._width = named, width
         self._folder, self._close = folder, close
         self._logs: dict[str, JobLog] = {}
+
+    def width(self) -> int:
+        """Return how many processes there are now. `DatacacheError` where the engine has failed."""
+        with self._named_errors():
+            return self._width()
+
+    def submit(self, key: str, worker: bytes, tasks: Sequence[bytes]) -> Future[bytes]:
+        """Have `do_tasks` called there. `DatacacheError` where the engine has failed."""
+        with self._named_errors():
+            return self.executor.submit(do_tasks, key, worker, tasks)
+
+    @contextmanager
+    def _named_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except DatacacheError:
+            raise
+        except Exception as exc:
+            raise DatacacheError(
+                f"{self._named} has failed: {type(exc).__name__}: {exc}",
+                hint="Is it still there? Run it again: what is done stays.",
+            ) from exc
 
     def log(self, worker: str) -> JobLog:
         """Open the log of the tasks of a worker, which is named by its hash."""
@@ -206,7 +230,7 @@ class _Spread:
         return _Found(result) if self._lasts(result) else None
 
     def _send(self, tasks: list[bytes], tries: int = 1) -> _Parcel:
-        future = self._engine.executor.submit(do_tasks, self._key, self._worker, tasks)
+        future = self._engine.submit(self._key, self._worker, tasks)
         future.add_done_callback(lambda done: self._note(tasks, done))
         return _Parcel(tasks, future, tries)
 

@@ -64,7 +64,7 @@ def open_engine(on: str | Executor, settings: Settings) -> Engine:
         raise UsageError(f"nobody answers at {on}: {exc}", hint="Is its scheduler running, at this address?") from exc
     except RuntimeError as exc:  # Ray's, such as for another version of itself or of Python
         raise UsageError(f"{on} cannot be used: {exc}", hint="Clients must have the cluster's versions.") from exc
-    return Engine(executor, width=_seldom(_say_none(on, width)), folder=folder, close=lambda _done: close())
+    return Engine(executor, named=on, width=_seldom(_say_none(on, width)), folder=folder, close=lambda _done: close())
 
 
 def _queue(job: str, settings: Settings, folder: Path) -> Engine:
@@ -78,8 +78,9 @@ def _queue(job: str, settings: Settings, folder: Path) -> Engine:
         executor.close(done=done)
 
     start = f": dsctl tasks work (with the catalog {catalog.url})"
-    width = _seldom(_say_none(f"queue://{executor.name}", executor.width, start))
-    return Engine(executor, width=width, folder=folder, close=close, loads=loads)
+    named = f"queue://{executor.name}"
+    width = _seldom(_say_none(named, executor.width, start))
+    return Engine(executor, named=named, width=width, folder=folder, close=close, loads=loads)
 
 
 def _need(module: str, extra: str) -> Any:

@@ -153,6 +153,38 @@ def test_an_engine_is_asked_for_its_processes_while_a_result_is_waited_for(
     assert asked[:3] == [0, 1, 1]
 
 
+@pytest.mark.parametrize("what", ["width", "submit"])
+def test_an_engine_that_fails_between_two_results_is_named_and_what_is_done_stays(
+    tmp_path: Path, noted: Path, what: str
+) -> None:
+    worker, alive = Note(noted), True
+
+    class Ending(Inline):
+        def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+            if not alive and what == "submit":
+                raise RuntimeError("it was shut down")
+            return super().submit(fn, *args, **kwargs)
+
+    def width() -> int:
+        if not alive and what == "width":
+            raise ConnectionError("nobody listens")
+        return 1
+
+    def run() -> None:
+        nonlocal alive
+        with Engine(Ending(), named="dask://head:1", width=width, folder=tmp_path / "jobs") as engine:
+            for _result in ordered_map(worker, range(100), processes=engine):
+                alive = False
+
+    with pytest.raises(DatacacheError, match=r"^dask://head:1 has failed: (Connection|Runtime)Error: ") as raised:
+        run()
+    assert "Run it again" in (raised.value.hint or "")
+    assert worker.counts()
+    with open_engine(Inline(), tmp_path) as engine:
+        assert list(ordered_map(worker, range(100), processes=engine)) == [n * n for n in range(100)]
+    assert worker.counts() == dict.fromkeys(range(100), 1)
+
+
 class OutOfTime(Inline):
     """Its calls end with an error that a wait raises as well."""
 

@@ -12,7 +12,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,7 +25,7 @@ from datacache.catalog.commit import check_target
 from datacache.catalog.objects import ObjectWriter
 from datacache.core.cores import cores
 from datacache.core.engine import Engine
-from datacache.core.errors import PredictError, UsageError
+from datacache.core.errors import DatacacheError, PredictError, UsageError
 from datacache.core.joblog import JobLog
 from datacache.loaders.decode import height_and_width
 from datacache.loaders.selection import select
@@ -244,7 +244,9 @@ def _run(
         busy_s += outcome.busy_s
         report.seconds = time.perf_counter() - began
         progress("predicting", results.done, len(source))
-    count = count if remote is None else remote[0].width()
+    if remote is not None:
+        with suppress(DatacacheError):  # all is done, so an engine that has ended since does no harm
+            count = remote[0].width()
     report.busy = busy_s / count / report.seconds if report.seconds else 0.0
 
 
