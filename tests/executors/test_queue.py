@@ -524,23 +524,6 @@ def test_workers_of_a_job_that_nobody_takes_up_end(
         gone.close()
 
 
-def test_a_job_of_a_client_that_died_is_free_after_a_lease_whatever_the_clock_says(
-    place: str, catalog: Catalog, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    dead = records.take_job(catalog, "job", "dead")
-    asked: list[None] = []
-
-    def set_back(_catalog: Catalog) -> float:
-        asked.append(None)
-        assert len(asked) < 1000, "it waits for the clock"
-        return dead.until_s - 86_400.0
-
-    monkeypatch.setattr(type(catalog), "now_s", set_back)
-    monkeypatch.setattr(records, "JOB_LEASE_S", 0.1)
-    monkeypatch.setattr(records, "_TAKE_S", 0.01)
-    assert records.take_job(catalog, "job", "another").by == "another"
-
-
 @pytest.mark.parametrize("place", ["sqlite"], indirect=True)
 def test_a_queue_that_no_client_has_written_keeps_no_worker_from_others(
     executor: QueueExecutor, catalog: Catalog, store: TaskStore, work: Callable[..., QueueWorker]

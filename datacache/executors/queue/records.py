@@ -59,9 +59,9 @@ def queue_name(job: str) -> str:
 
 
 def take_job(catalog: Catalog, name: str, by: str) -> QueueJob:
-    """Take a job that nobody has. Wait for the lease of a client to end that may have died, and no longer than a lease
-    where the database's clock was set back; `TasksError` where it lives."""
-    held, since = None, time.monotonic()
+    """Take a job that nobody has. Wait for the lease of a client to end that may have died; `TasksError` where it
+    lives."""
+    held = None
     while True:
         text = catalog.document(JOBS, name)
         now_s = catalog.now_s()
@@ -69,9 +69,8 @@ def take_job(catalog: Catalog, name: str, by: str) -> QueueJob:
             if held not in (None, text):
                 raise TasksError(f"{old.by} does the job {name} now", hint="Wait for its end, or take another name.")
             held = text
-            if time.monotonic() - since < JOB_LEASE_S:
-                time.sleep(_TAKE_S)
-                continue
+            time.sleep(_TAKE_S)
+            continue
         job = QueueJob(name, secrets.token_hex(8), by, now_s + JOB_LEASE_S, RUNNING)
         if catalog.set_document(JOBS, name, _text(job), old=text):
             return job
