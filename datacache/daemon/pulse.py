@@ -148,6 +148,6 @@ class PulseWatch:
         with contextlib.suppress(OSError):
             self._fd = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
 
-    def __del__(self) -> None:
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
         if self._fd >= 0:
-            os.close(self._fd)
+            close(self._fd)  # as the interpreter ends, `os` may be None here

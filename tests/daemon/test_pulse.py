@@ -96,6 +96,18 @@ def test_a_process_that_comes_later_does_not_wait_at_all(settings, snapshot, sto
         late.block(ObjectRef("file://", "x", 1, "", ""), 0, "d", "s")
 
 
+def test_a_watch_that_is_left_to_the_end_of_the_interpreter_closes_its_file(tmp_path, monkeypatch):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "daemon.pulse").touch()
+    watch = PulseWatch(tmp_path)
+    assert not watch.beats()
+    assert os.path.exists(file := f"/proc/self/fd/{watch._fd}")
+    with monkeypatch.context() as patch:
+        patch.setattr(pulse_module, "os", None)
+        del watch
+    assert not os.path.exists(file)
+
+
 @promise("A daemon whose writer or gets hang counts as silent")
 def test_commands_and_probes_say_so_within_seconds(settings, stopped):
     until(lambda: DaemonClient(settings).silence(), "not silent")
