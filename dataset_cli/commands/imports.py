@@ -23,7 +23,7 @@ from datacache import api
 from datacache.core.counters import count
 from datacache.core.errors import ImportFailedError
 from datacache.settings import format_bytes, parse_bytes
-from dataset_cli.app import App, Size, SnapshotRef, options
+from dataset_cli.app import App, EngineName, Size, SnapshotRef, options
 
 _SHOWN = 20
 import_options = options(
@@ -58,6 +58,7 @@ import_options = options(
     ),
     click.option(
         "--on",
+        type=EngineName(),
         metavar="ENGINE",
         help="With --from-jsonl: have dask://HOST:PORT, ray://HOST:PORT, queue or queue://JOB fetch.",
     ),

@@ -196,6 +196,7 @@ printf '%s\\n' "${{COMPREPLY[@]}}"
     assert complete("dsctl snapshot show nothing@") == []
     assert complete("dsctl stats mask --on ") == ["local", "dask://", "ray://", "queue", "queue://"]
     assert complete("dsctl shard mask --on d") == ["dask://"]
+    assert complete("dsctl snapshot create mask --on q") == ["queue", "queue://"]
 
 
 def test_help_says_what_processes_are_counted_and_who_works_for_engines(dsctl: Dsctl) -> None:
