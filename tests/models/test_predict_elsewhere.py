@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import pickle
 import socket
 import threading
 from collections.abc import Iterator
-from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from concurrent.futures import Executor
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from importlib import import_module
-from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +30,7 @@ from datacache.models.predicting.checksums import checksum_of
 from datacache.models.predicting.elsewhere import EngineJob, ModelWorker
 from datacache.settings import Settings
 from dataset_cli.main import run
+from tests.executors.trusting import spawned_pool
 from tests.models.finder import Finder
 from tests.models.test_detectors import onnx_model
 from tests.promises import promise
@@ -43,31 +42,8 @@ _loads = partial(trusted.loads, models=True)
 
 @pytest.fixture
 def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: Settings) -> Iterator[Executor]:
-    """Processes that have nothing of this one, and another home."""
-    monkeypatch.delenv("DATACACHE_HOME")
-    resource_tracker.ensure_running()  # for all tests, and so not ended with the home of this one
-    monkeypatch.setenv("DATACACHE_HOME", str(tmp_path / "elsewhere"))
-    with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as made:
-        yield _Trusting(made)
-
-
-class _Trusting(Executor):
-    """Hands calls on to processes that unpickle as workers of the queue do: whatever travels is listed there."""
-
-    _max_workers = 2
-
-    def __init__(self, pool: Executor) -> None:
-        self._pool = pool
-
-    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
-        return self._pool.submit(_do_trusted, *args)
-
-
-def _do_trusted(*args: Any) -> bytes:
-    answer = engine.do_tasks(*args, _loads)
-    for result in trusted.loads(answer)[0]:
-        trusted.loads(result)
-    return answer
+    with spawned_pool(tmp_path / "elsewhere", monkeypatch, models=True) as made:
+        yield made
 
 
 def predict(ref: str, settings: Settings, on: str | Executor | None, **options: Any) -> api.Predicted:
