@@ -68,8 +68,8 @@ def predict(
     over by the next one with the same arguments; of a callable without weights only where it is a module of PyTorch.
 
     Raises `UsageError` for what is no model and for an output that is not understood, `PredictError` with the images of
-    the batch where the model fails, and where a process was killed (on an engine: four times);
-    and what stores and catalogs raise.
+    the batch where the model fails, and where a process of this machine was killed; `DatacacheError` where an engine
+    has failed, or has lost the same batches four times; and what stores and catalogs raise.
     """
     from datacache.catalog.objects import ObjectWriter
     from datacache.core.engine import Engine

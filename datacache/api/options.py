@@ -139,7 +139,7 @@ def check_options(options: Mapping[str, Any]) -> None:
     if given.get("model"):
         from datacache.models.predicting.predict import PredictOptions, check_for_engine
 
-        check_for_engine(given["model"], PredictOptions(devices=given["devices"] or ("",)))
+        check_for_engine(given["model"], PredictOptions(devices=given.get("devices") or ("",)))
     for tag in given.get("tags") or ():
         check_tag(tag)
     check_condition(given.get("where") or "")

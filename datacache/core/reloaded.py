@@ -12,20 +12,20 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Generic, TypeVar
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
-class Reloaded(Generic[T]):
+class Reloaded(Generic[_T]):
     """The value that `load` makes of the files as they are now."""
 
-    def __init__(self, files: Sequence[Path], load: Callable[[], T], *, named: str, log: logging.Logger) -> None:
+    def __init__(self, files: Sequence[Path], load: Callable[[], _T], *, named: str, log: logging.Logger) -> None:
         """`named` says in the log what there is in the files. `load` raises `OSError` or `ValueError`."""
         self._files, self._load, self._named, self._log = files, load, named, log
         self._lock = threading.Lock()  # guards all below
-        self._loaded: tuple[T, list[tuple[int, int]]] | None = None
+        self._loaded: tuple[_T, list[tuple[int, int]]] | None = None
         self._failed = False
 
-    def get(self) -> T:
+    def get(self) -> _T:
         """Return the value, by the newest files, or by those before while these cannot be used, which is logged once.
         `OSError` or `ValueError` if there have been none."""
         with self._lock:

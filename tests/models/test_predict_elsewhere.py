@@ -108,6 +108,23 @@ def test_a_process_with_another_model_or_weights_predicts_nothing(tmp_path: Path
             ModelWorker(job._replace(**wrong)).work(None)
 
 
+def test_weights_are_let_go_where_their_model_cannot_be_loaded(settings: Settings) -> None:
+    held: list[str] = []
+
+    @contextmanager
+    def opened(where: str, _settings: Settings) -> Iterator[Path]:
+        held.append(where)
+        try:
+            yield Path(where)
+        finally:
+            held.remove(where)
+
+    worker = ModelWorker(a_job(settings, f"{MODEL}:Finder", weights="/nowhere/weights.bin", open_weights=opened))
+    with pytest.raises(UsageError, match="no weights"):
+        worker.work(None)
+    assert not held
+
+
 def test_a_process_gives_a_model_of_onnx_as_many_threads_as_it_is_told(
     tmp_path: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:

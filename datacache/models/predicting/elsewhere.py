@@ -144,22 +144,25 @@ class ModelWorker:
                     f"{module} was another one when it was loaded here",
                     hint="Start the engine's processes anew: a Python keeps the modules that it has.",
                 )
-        weights: Path | None = None
-        if job.weights:
-            weights = self._opened.enter_context(job.open_weights(job.weights, job.settings))
-            if weights.is_file():  # else whoever loads them says so
-                _check("weights", job.weights, job.weights_checksum, checksum_of_files(weights))
         from datacache.models.detectors import load_detector
         from datacache.models.predicting.stages import device_for
 
-        return load_detector(
-            job.model,
-            weights=weights,
-            device=job.device or device_for(job.model),
-            classes=job.classes,
-            size=job.size,
-            threads=job.threads,
-        )
+        weights: Path | None = None
+        with ExitStack() as opened:
+            if job.weights:
+                weights = opened.enter_context(job.open_weights(job.weights, job.settings))
+                if weights.is_file():  # else whoever loads them says so
+                    _check("weights", job.weights, job.weights_checksum, checksum_of_files(weights))
+            detector = load_detector(
+                job.model,
+                weights=weights,
+                device=job.device or device_for(job.model),
+                classes=job.classes,
+                size=job.size,
+                threads=job.threads,
+            )
+            self._opened = opened.pop_all()
+        return detector
 
     def _predict(self, detector: Detector, batch: _BatchTask) -> BatchOutcome:
         from datacache.models.predicting.stages import run_model
