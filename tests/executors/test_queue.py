@@ -439,7 +439,7 @@ def test_clients_and_workers_from_before_the_clock_was_set_back_are_gone(catalog
         assert catalog.set_document(kind, name, text, old=None)
     assert records.running(catalog) == []
     assert records.count_workers(catalog, "job") == 0
-    records.take_job(catalog, "job", "me")
+    records.take_job(catalog, "job", "me", "1")
     records.forget_old(catalog, store)
     assert records.running(catalog) == list(records.jobs(catalog)) == ["job"]
     assert catalog.documents(records.WORKERS) == []
@@ -462,6 +462,31 @@ def test_parcels_of_a_client_that_is_gone_are_not_done_and_then_removed(
     assert catalog.documents(records.JOBS) == []
 
 
+def test_a_client_that_is_cut_off_as_it_takes_its_job_has_it(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines, "_AWAY_S", 0.001)
+    monkeypatch.setattr(records, "_TAKE_S", -1.0)  # an error: it waits for nobody
+    catalog, store = open_catalog_url(place), open_task_store(place)
+    lost: list[str] = []
+
+    def cut_off(owner: object, name: str) -> None:
+        call = getattr(owner, name)
+
+        def once(*arguments: Any, **options: Any) -> Any:
+            done = call(*arguments, **options)
+            if name not in lost:
+                lost.append(name)
+                raise CatalogUnavailableError("the answer was lost")
+            return done
+
+        monkeypatch.setattr(owner, name, once)
+
+    for name in ("create", "make", "drop"):
+        cut_off(store, name)
+    cut_off(catalog, "set_document")
+    QueueExecutor(catalog, store, "job").close(done=True)
+    assert sorted(lost) == ["create", "drop", "make", "set_document"]
+
+
 @pytest.mark.parametrize("place", ["sqlite"], indirect=True)
 def test_a_client_that_was_stopped_for_long_waits_when_it_then_finds_the_database_away(
     executor: QueueExecutor, work: Callable[..., QueueWorker], monkeypatch: pytest.MonkeyPatch
@@ -471,14 +496,15 @@ def test_a_client_that_was_stopped_for_long_waits_when_it_then_finds_the_databas
     monkeypatch.setattr(engines, "_AWAY_S", 0.001)
     settle, stopped = executor._settle, ["watching", "calling"]
 
-    def meet(what: str) -> None:
+    def meet(what: str) -> bool:
         if what in stopped:
             stopped.remove(what)
             time.sleep(0.2)
             raise CatalogUnavailableError("the connection was closed meanwhile")
+        return True
 
-    monkeypatch.setattr(executor, "_settle", lambda: (meet("watching"), settle())[1])
-    assert engines.patiently(lambda: meet("calling")) is None
+    monkeypatch.setattr(executor, "_settle", lambda: meet("watching") and settle())
+    engines.patiently(lambda: meet("calling"))
     work()
     assert send(executor, Square(), 5) == [25]
     assert not stopped
@@ -529,7 +555,7 @@ def test_a_queue_that_no_client_has_written_keeps_no_worker_from_others(
     executor: QueueExecutor, catalog: Catalog, store: TaskStore, work: Callable[..., QueueWorker]
 ) -> None:
     for number, parameters in enumerate(("", "[]", "{}", '{"lease_s": NaN, "max_lost": 1}', '{"lease_s": 1e999}')):
-        records.take_job(catalog, f"odd{number}", "somebody")
+        records.take_job(catalog, f"odd{number}", "somebody", f"{number}")
         made = store.create(records.queue_name(f"odd{number}"), 1 << 61, parameters, b"")
         store.make(made, "claim", list)
         store.add(made, [NewTask(0, 1, 1, "a task", 0, 1)])

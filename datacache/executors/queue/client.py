@@ -46,10 +46,11 @@ class QueueExecutor(Executor):
         """`name` is drawn where none is given. The executor closes `catalog`, which has no cache of this node, and
         `store`."""
         self._catalog, self._store = catalog, store
-        records.forget_old(catalog, store)
-        by = f"{socket.gethostname()}:{os.getpid()}"
-        self._job = records.take_job(catalog, records.check_job(name or f"job-{secrets.token_hex(4)}"), by)
-        self._queue = self._open()
+        name = records.check_job(name or f"job-{secrets.token_hex(4)}")
+        by, token = f"{socket.gethostname()}:{os.getpid()}", secrets.token_hex(8)
+        patiently(lambda: records.forget_old(catalog, store))
+        self._job = patiently(lambda: records.take_job(catalog, name, by, token))
+        self._queue = patiently(lambda: self._open(token))
         self._worker_keys: set[str] = set()
         self._places = itertools.count()
         self._lock = threading.Lock()  # guards _futures and _error
@@ -115,9 +116,9 @@ class QueueExecutor(Executor):
         records.forget_job(self._catalog, self._store, self.name)
         records.renew_job(self._catalog, self._job, state)
 
-    def _open(self) -> QueueRecord:
+    def _open(self, claim: str) -> QueueRecord:
         """Return the job's queue, without what nobody has begun: it is asked for again where it is needed."""
-        name, claim = records.queue_name(self.name), secrets.token_hex(8)
+        name = records.queue_name(self.name)
         parameters = records.parameters_text(LEASE_S, MAX_LOST)
         made = self._store.create(name, secrets.randbits(62) | 1 << 61, parameters, b"")
         while not made.made:

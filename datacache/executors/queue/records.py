@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import re
-import secrets
 import time
 from base64 import b64decode, b64encode
 from typing import NamedTuple
@@ -58,20 +57,22 @@ def queue_name(job: str) -> str:
     return f"{WORK}{job}"
 
 
-def take_job(catalog: Catalog, name: str, by: str) -> QueueJob:
+def take_job(catalog: Catalog, name: str, by: str, token: str) -> QueueJob:
     """Take a job that nobody has. Wait for the lease of a client to end that may have died; `TasksError` where it
-    lives."""
+    lives. The same call again, with the `token` that was drawn for it, finds the job taken."""
     held = None
     while True:
         text = catalog.document(JOBS, name)
         now_s = catalog.now_s()
         if text is not None and _lives(old := _job(name, text), now_s):
+            if old.token == token:
+                return old
             if held not in (None, text):
                 raise TasksError(f"{old.by} does the job {name} now", hint="Wait for its end, or take another name.")
             held = text
             time.sleep(_TAKE_S)
             continue
-        job = QueueJob(name, secrets.token_hex(8), by, now_s + JOB_LEASE_S, RUNNING)
+        job = QueueJob(name, token, by, now_s + JOB_LEASE_S, RUNNING)
         if catalog.set_document(JOBS, name, _text(job), old=text):
             return job
 
