@@ -263,4 +263,4 @@ def test_dask_fetches_what_an_import_here_does(
     web.asked.clear()
     with DaskCluster(tmp_path / "dask", workers=2) as dask:
         assert api.import_jsonl("there", file, on=dask.url, settings=settings).record.id == expected
-    assert sum(web.asked.values()) == 200
+    assert set(web.asked) == {f"/{n}" for n in range(200)}
