@@ -91,7 +91,7 @@ def predict(
         how = PredictOptions(**given)
         catalog = stack.enter_context(closing(open_catalog(settings)))
         snapshot = stack.enter_context(open_snapshot(ref, settings))
-        engine = stack.enter_context(open_workers(on, None, settings))
+        engine = stack.enter_context(open_workers(on, None, settings, models=True))
         return run(
             catalog,
             snapshot,

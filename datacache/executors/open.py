@@ -31,24 +31,27 @@ _RETRIES = 3
 
 
 @contextmanager
-def open_workers(on: str | Executor | None, processes: int | None, settings: Settings) -> Iterator[Workers]:
+def open_workers(
+    on: str | Executor | None, processes: int | None, settings: Settings, *, models: bool = False
+) -> Iterator[Workers]:
     """Give who does the work: the engine that `on` names, or processes of this machine. Leave it when all is committed:
-    then what the engine had done is forgotten. `UsageError` as in `open_engine`."""
+    then what the engine had done is forgotten. `models` says that tasks load models, as to `open_engine`, whose
+    `UsageError` it raises as well."""
     if on is None or on == "local":
         yield processes
         return
     if processes is not None:
         raise UsageError(f"{on} has processes of its own", hint="Give either how many here, or an engine.")
-    with open_engine(on, settings) as engine:
+    with open_engine(on, settings, models=models) as engine:
         yield engine
 
 
-def open_engine(on: str | Executor, settings: Settings) -> Engine:
+def open_engine(on: str | Executor, settings: Settings, *, models: bool = False) -> Engine:
     """Return the engine; it is a context. `UsageError` for another name, where its library is missing, and where nobody
     answers."""
     folder = settings.home / "jobs"
     if on == "queue" or (isinstance(on, str) and on.startswith("queue://")):
-        return _queue(on.partition("://")[2], settings, folder)
+        return _queue(on.partition("://")[2], settings, folder, models=models)
     if not isinstance(on, str):
         return Engine(on, width=lambda: int(getattr(on, "_max_workers", 0) or cores()), folder=folder)
     scheme, _, address = on.partition("://")
@@ -67,17 +70,17 @@ def open_engine(on: str | Executor, settings: Settings) -> Engine:
     return Engine(executor, named=on, width=_seldom(_say_none(on, width)), folder=folder, close=lambda _done: close())
 
 
-def _queue(job: str, settings: Settings, folder: Path) -> Engine:
+def _queue(job: str, settings: Settings, folder: Path, *, models: bool) -> Engine:
     from datacache.executors.queue.client import QueueExecutor
     from datacache.executors.queue.trusted import loads
 
     catalog = open_catalog_url(settings.catalog, settings=settings)
-    executor = QueueExecutor(catalog, open_task_store(settings.catalog), job)
+    executor = QueueExecutor(catalog, open_task_store(settings.catalog), job, models=models)
 
     def close(done: bool) -> None:
         executor.close(done=done)
 
-    start = f": dsctl tasks work (with the catalog {catalog.url})"
+    start = f": dsctl tasks work{' --allow-models' if models else ''} (with the catalog {catalog.url})"
     named = f"queue://{executor.name}"
     width = _seldom(_say_none(named, executor.width, start))
     return Engine(executor, named=named, width=width, folder=folder, close=close, loads=loads)

@@ -42,10 +42,10 @@ _log = logging.getLogger(__name__)
 class QueueExecutor(Executor):
     """Sends the parcels of one job, which it takes as `records.take_job` does. `close` ends the job."""
 
-    def __init__(self, catalog: Catalog, store: TaskStore, name: str = "") -> None:
-        """`name` is drawn where none is given. The executor closes `catalog`, which has no cache of this node, and
-        `store`."""
-        self._catalog, self._store = catalog, store
+    def __init__(self, catalog: Catalog, store: TaskStore, name: str = "", *, models: bool = False) -> None:
+        """`name` is drawn where none is given; `models` says that tasks load models, which not all workers do. The
+        executor closes `catalog`, which has no cache of this node, and `store`."""
+        self._catalog, self._store, self._models = catalog, store, models
         name = records.check_job(name or f"job-{secrets.token_hex(4)}")
         by, token = f"{socket.gethostname()}:{os.getpid()}", secrets.token_hex(8)
         patiently(lambda: records.forget_old(catalog, store))
@@ -68,7 +68,7 @@ class QueueExecutor(Executor):
 
     def width(self) -> int:
         """Return how many workers there are."""
-        return patiently(lambda: records.count_workers(self._catalog, self.name))
+        return patiently(lambda: records.count_workers(self._catalog, self.name, models=self._models))
 
     def submit(self, _do: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Send a parcel: the arguments of `core.engine.do_tasks`, which workers call whatever is given here. Raises
@@ -119,7 +119,7 @@ class QueueExecutor(Executor):
     def _open(self, claim: str) -> QueueRecord:
         """Return the job's queue, without what nobody has begun: it is asked for again where it is needed."""
         name = records.queue_name(self.name)
-        parameters = records.parameters_text(LEASE_S, MAX_LOST)
+        parameters = records.parameters_text(LEASE_S, MAX_LOST, models=self._models)
         made = self._store.create(name, secrets.randbits(62) | 1 << 61, parameters, b"")
         while not made.made:
             self._store.make(made, claim, list)

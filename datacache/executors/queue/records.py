@@ -124,9 +124,9 @@ def forget_old(catalog: Catalog, store: TaskStore) -> None:
             catalog.remove_document(WORKERS, name, old=text)
 
 
-def renew_worker(catalog: Catalog, name: str, job: str) -> None:
-    """Note that a worker lives."""
-    text = json.dumps({"version": 1, "job": job, "until_s": catalog.now_s() + WORKER_LEASE_S})
+def renew_worker(catalog: Catalog, name: str, job: str, *, models: bool = False) -> None:
+    """Note that a worker lives, and whether it loads models."""
+    text = json.dumps({"version": 1, "job": job, "until_s": catalog.now_s() + WORKER_LEASE_S, "models": models})
     while not catalog.set_document(WORKERS, name, text, old=catalog.document(WORKERS, name)):
         pass  # by itself, an answer was lost
 
@@ -136,11 +136,14 @@ def remove_worker(catalog: Catalog, name: str) -> None:
     catalog.remove_document(WORKERS, name)
 
 
-def count_workers(catalog: Catalog, job: str) -> int:
-    """Return how many workers live that do tasks of a job."""
+def count_workers(catalog: Catalog, job: str, *, models: bool = False) -> int:
+    """Return how many workers live that do tasks of a job; with `models`, of one that has them load models."""
     now_s = catalog.now_s()
     found = (_worker(text) for _name, text in all_documents(catalog.documents, WORKERS))
-    return sum(for_job in ("", job) and lasts(until_s, now_s, WORKER_LEASE_S) for for_job, until_s in found)
+    return sum(
+        for_job in ("", job) and models <= may and lasts(until_s, now_s, WORKER_LEASE_S)
+        for for_job, until_s, may in found
+    )
 
 
 def put_bytes(catalog: Catalog, key: str, data: bytes) -> None:
@@ -199,17 +202,25 @@ def _lives(job: QueueJob, now_s: float) -> bool:
     return job.state == RUNNING and lasts(job.until_s, now_s, JOB_LEASE_S)
 
 
-def _worker(text: str) -> tuple[str, float]:
+def _worker(text: str) -> tuple[str, float, bool]:
     try:
         found = json.loads(text)
-        return str(found["job"]), float(found["until_s"])
+        return str(found["job"]), float(found["until_s"]), found.get("models") is True
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
-        return "?", 0.0
+        return "?", 0.0, False
 
 
-def parameters_text(lease_s: float, max_lost: int) -> str:
-    """Return the parameters of a job's queue."""
-    return json.dumps({"lease_s": lease_s, "max_lost": max_lost})
+def parameters_text(lease_s: float, max_lost: int, *, models: bool = False) -> str:
+    """Return the parameters of a job's queue; `models` is for one whose tasks load models."""
+    return json.dumps({"lease_s": lease_s, "max_lost": max_lost} | ({"models": True} if models else {}))
+
+
+def needs_models(queue: QueueRecord) -> bool:
+    """Tell whether a job's tasks load models, as its client says: workers that do not pass it over."""
+    try:
+        return bool(json.loads(queue.parameters)["models"])
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return False
 
 
 def parameters(queue: QueueRecord) -> tuple[float, int] | None:

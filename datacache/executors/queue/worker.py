@@ -96,7 +96,7 @@ class QueueWorker:
 
     def run(self, say: Callable[[ParcelDone], None]) -> Ended:
         """Do parcels to the end. Raises `CatalogUnavailableError` where the catalog is away for a minute."""
-        records.renew_worker(self._catalog, self._name, self._plan.job)
+        records.renew_worker(self._catalog, self._name, self._plan.job, models=self._plan.allow_models)
         thread = threading.Thread(target=self._pulse, name="pulse", daemon=True)
         thread.start()
         try:
@@ -161,9 +161,11 @@ class QueueWorker:
             elif self._seen:
                 self._ended = Ended.FAILED  # nobody went on with it: it was forgotten
         names = [name for name in records.running(self._catalog) if self._plan.job in ("", name)]
-        self._clients_live = bool(names)
         random.shuffle(names)  # one job is not always before the others
         queues = [(name, self._store.queue(records.queue_name(name))) for name in names]
+        if not self._plan.allow_models:
+            queues = [(name, queue) for name, queue in queues if queue is None or not records.needs_models(queue)]
+        self._clients_live = bool(queues)
         self._queues = [(name, queue) for name, queue in queues if queue is not None and queue.made]
         self._look_at = time.monotonic() + _JOBS_S
 
@@ -234,7 +236,7 @@ class QueueWorker:
                 continue
             renewed_at = now
             try:
-                records.renew_worker(self._catalog, self._name, self._plan.job)
+                records.renew_worker(self._catalog, self._name, self._plan.job, models=self._plan.allow_models)
                 if held is not None and self._held is held:
                     self._store.report(held.lease, 0, lease_s=held.lease_s)
             except DatacacheError:
