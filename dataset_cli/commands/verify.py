@@ -64,7 +64,8 @@ def verify(app: App, *, ref: str, read: bool, on: str | None, limit: int | None,
             app.out.line(f"{record.ref} is not whole: {found}, of {record.files:,} files")
         else:
             how = "every byte was read" if read else "sizes and ETags were compared"
-            app.out.line(f"{record.ref} is whole: {record.files:,} files, {format_bytes(record.total_bytes)}; {how}")
+            found = "has all its files" if sum(unchecked) else "is whole"
+            app.out.line(f"{record.ref} {found}: {record.files:,} files, {format_bytes(record.total_bytes)}; {how}")
     if number := sum(unchecked):
         why = "the store has no checksum of the whole object"
         app.out.line(f"{number:,} of {record.files:,} files could not be checked: {why}")

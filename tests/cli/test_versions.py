@@ -140,7 +140,7 @@ def test_a_whole_snapshot_verifies_and_exit_code_1_says_that_one_is_not(
     fine = dsctl("snapshot", "verify", "mask", "--read")
     assert (fine.code, fine.err) == (0, "")
     assert fine.out == (
-        f"{two[1]} is whole: 4 files, 810 B; every byte was read\n"
+        f"{two[1]} has all its files: 4 files, 810 B; every byte was read\n"
         "4 of 4 files could not be checked: the store has no checksum of the whole object\n"
     )
     broken = dsctl("snapshot", "verify", "mask@v1")
