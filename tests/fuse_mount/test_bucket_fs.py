@@ -101,7 +101,7 @@ class Directory:
 
     def names(self, path: str = "") -> list[str]:
         handle = self.do(self.fs.names.opendir, self.attr(path).ino)
-        return [entry.name for entry in self.fs.names.readdir(handle, 0)]
+        return [entry.name for entry in self.do(self.fs.names.readdir, handle, 0)]
 
     def mkdir(self, path: str) -> None:
         self.told.append(self.do(self.fs.names.mkdir, *self._place(path), mode=0o755, uid=0, gid=0).ino)
