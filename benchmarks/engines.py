@@ -43,13 +43,13 @@ class _Contestants:
 
     def on_dask(self) -> list[Cost]:
         home, workers = self._home(), self._processes + 2 * self._kill
-        with DaskCluster(self._work.folder(f"dask-{self._runs}"), workers=workers, home=home.path) as dask:
+        with DaskCluster(self._work.folder(f"dask-{self._runs}"), workers=workers, settings=_settings(home)) as dask:
             _settle(dask.all_pids)
             return self._run(["--on", dask.url], dask.all_pids, lambda: dask.pids[1:], home)
 
     def on_ray(self) -> list[Cost]:
         home = self._home()
-        with RayCluster(self._work.folder(f"ray-{self._runs}"), cpus=self._processes, home=home.path) as ray:
+        with RayCluster(self._work.folder(f"ray-{self._runs}"), cpus=self._processes, settings=_settings(home)) as ray:
             _settle(ray.all_pids)
             return self._run(["--on", ray.url], ray.all_pids, ray.workers, home)
 
@@ -92,6 +92,10 @@ class _Contestants:
             raise RuntimeError("the shards differ")
         home.close()
         return costs
+
+
+def _settings(home: Home) -> dict[str, str]:
+    return {name: value for name, value in home.env.items() if name.startswith("DATACACHE_")}
 
 
 class _Meter:

@@ -141,26 +141,26 @@ class _Server:
 class DaskCluster(_Server):
     """A Dask scheduler and worker processes of one thread, each with a home of its own: `.url`, `.workers`."""
 
-    def __init__(self, folder: Path, *, workers: int = 4, home: Path | None = None) -> None:
-        """`home`: of all workers, as where they are on one node."""
+    def __init__(self, folder: Path, *, workers: int = 4, settings: dict[str, str] | None = None) -> None:
+        """`settings`: the environment of all workers, which share a home, as where they are on one node."""
         super().__init__(folder)
         self.url = f"dask://{LOOPBACK}:{(port := free_port())}"
         dask = program("dask", package="distributed")
         shared = ("--no-dashboard", "--host", LOOPBACK)
-        self._spawn(dask, "scheduler", *shared, "--port", str(port), env=self._env(folder / "scheduler"))
+        self._spawn(dask, "scheduler", *shared, "--port", str(port), env=self._env("scheduler"))
         self._wait("the scheduler of Dask", lambda: _listens(port))
         alone = ("--no-nanny", "--nthreads", "1", "--nworkers", "1", "--memory-limit", "0")
         self.workers = [
             self._spawn(
                 *(dask, "worker", f"tcp://{LOOPBACK}:{port}", *shared, *alone),
                 *("--local-directory", folder / f"worker-{number}"),
-                env=self._env(home or folder / f"home-{number}"),
+                env=self._env(f"home-{number}") | (settings or {}),
             )
             for number in range(workers)
         ]
 
-    def _env(self, home: Path) -> dict[str, str]:
-        return {"DATACACHE_HOME": str(home), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(_ROOT)}
+    def _env(self, home: str) -> dict[str, str]:
+        return {"DATACACHE_HOME": str(self.folder / home), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(_ROOT)}
 
 
 class QueueWorkers(_Server):
@@ -179,10 +179,10 @@ class QueueWorkers(_Server):
 class RayCluster(_Server):
     """Ray on this machine, with a server for clients: `.url`, `.workers()`."""
 
-    def __init__(self, folder: Path, *, cpus: int = 4, home: Path | None = None) -> None:
+    def __init__(self, folder: Path, *, cpus: int = 4, settings: dict[str, str] | None = None) -> None:
+        """`settings`: the environment of its processes, in place of a home of their own."""
         super().__init__(folder)
         port = free_port()
-        home = home or folder / "home"
         self.url = f"ray://{LOOPBACK}:{port}"
         # Its sockets have long names, so it gets a short folder. Any port: its own choice collides with other servers.
         self._temporary = Path(tempfile.mkdtemp(prefix="ray-"))
@@ -193,7 +193,8 @@ class RayCluster(_Server):
             *("--include-dashboard", "false", "--include-log-monitor", "false"),
             *("--dashboard-port", str(free_port()), "--dashboard-agent-listen-port", str(free_port())),
             *("--object-store-memory", str(100_000_000), "--temp-dir", self._temporary),
-            env={"DATACACHE_HOME": str(home), "PYTHONPATH": str(_ROOT), "RAY_DISABLE_IMPORT_WARNING": "1"},
+            env={"PYTHONPATH": str(_ROOT), "RAY_DISABLE_IMPORT_WARNING": "1"}
+            | (settings or {"DATACACHE_HOME": str(folder / "home")}),
         )
         self._wait("Ray", lambda: _listens(port))
 
