@@ -193,7 +193,8 @@ class RayCluster(_Server):
             *("--include-dashboard", "false", "--include-log-monitor", "false"),
             *("--dashboard-port", str(free_port()), "--dashboard-agent-listen-port", str(free_port())),
             *("--object-store-memory", str(100_000_000), "--temp-dir", self._temporary),
-            env={"PYTHONPATH": str(_ROOT), "RAY_DISABLE_IMPORT_WARNING": "1"}
+            # Without the first, its server for clients now and then fails to start a process for one (SCALE).
+            env={"GRPC_ENABLE_FORK_SUPPORT": "0", "PYTHONPATH": str(_ROOT), "RAY_DISABLE_IMPORT_WARNING": "1"}
             | (settings or {"DATACACHE_HOME": str(folder / "home")}),
         )
         self._wait("Ray", lambda: _listens(port))
