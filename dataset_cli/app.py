@@ -177,7 +177,7 @@ class ImageSize(click.ParamType[tuple[int, int] | None]):
 
 
 class EngineName(click.ParamType[str]):
-    """What does the work: see `datacache.executors.open`, which checks it."""
+    """Name of an engine: see `datacache.executors.open`, which checks it."""
 
     name = "engine"
 

@@ -33,7 +33,7 @@ from datacache.store.errors import from_connection, from_status
 from datacache.store.retry import Backoff, MetAddresses
 
 OWN_SETTING = ", and DATACACHE_ALLOW_NETWORK of the process that fetches"
-"""What an engine's process adds to a message that names `--allow-network`."""
+"""Text that an engine's process adds to a message that names `--allow-network`."""
 MAX_REDIRECTS = 5
 _REDIRECTS = (301, 302, 303, 307, 308)
 _UNKNOWN_BYTES = 4 << 20

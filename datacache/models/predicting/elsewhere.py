@@ -43,7 +43,7 @@ class Elsewhere(NamedTuple):
 
 
 class EngineJob(NamedTuple):
-    """What all processes of an engine are to do."""
+    """A prediction, as all processes of an engine are to make it."""
 
     snapshot: Snapshot
     model: str
